@@ -1,0 +1,1 @@
+"""Zero-shot evaluation, result rows, power-law fits and reports."""

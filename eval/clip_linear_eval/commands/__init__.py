@@ -1,0 +1,1 @@
+"""Command modules of this package: each has main(argv) -> exit code, and prints."""
