@@ -1,0 +1,218 @@
+"""One attention body for every host: a variant's equation, and the dress that its paper puts round it.
+
+A host (an OpenCLIP block, a timm block, a paper's backbone) owns the q/k/v and output projections and says what it
+knows of its tokens (``Tokens``); the body does the rest in the order that all published modules share: core, local,
+norm, gate.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from clip_linear.errors import UserError, unknown
+from clip_linear.local import make_local
+from clip_linear.registry import VariantInfo
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """All that a variant may know about its input; immutable."""
+
+    grid: tuple[int, int] | None = None  # (H, W) of the image tokens; None: text
+    prefix: int = 0  # CLS and registers: attend; no convolution; RoPE sin 0, cos 1
+    index: Tensor | None = None  # [B, n] grid positions that PatchDropout kept, in its order
+    causal: bool = False
+    key_mask: Tensor | None = None  # [B, N], True = keep
+
+    def to_grid(self, x: Tensor) -> Tensor:
+        """[B, N, C] -> [B, C, H, W]; prefix tokens left out, zeros where tokens were dropped."""
+        assert self.grid is not None
+        (height, width), x = self.grid, x[:, self.prefix :]
+        if self.index is not None:
+            full = x.new_zeros(x.shape[0], height * width, x.shape[-1])
+            x = full.scatter(1, self.index[..., None].expand(-1, -1, x.shape[-1]), x)
+        return x.mT.unflatten(-1, (height, width))
+
+    def from_grid(self, y: Tensor) -> Tensor:
+        """[B, C, H, W] -> [B, N, C], the inverse of to_grid; prefix tokens get 0."""
+        y = y.flatten(2).mT
+        if self.index is not None:
+            y = y.gather(1, self.index[..., None].expand(-1, -1, y.shape[-1]))
+        return F.pad(y, (0, 0, self.prefix, 0))
+
+    def rope(self, head_dim: int, length: int, device: torch.device) -> tuple[Tensor, Tensor]:
+        """(sin, cos) for rotary embeddings, each [N, D], or [B, 1, N, D] after PatchDropout; float32.
+
+        Images: the first D/2 channels carry the row, the last D/2 the column, T = D/4 frequencies 10000^(−t/(T−1)) with
+        the end point included, each repeated for a pair of channels. Text: one position, T = D/2 frequencies.
+        The tables equal those of the released MALA, RALA and NaLaFormer code bit for bit only in this float32 form.
+        """
+        axes = 2 if self.grid is not None else 1
+        if head_dim % (2 * axes):
+            raise UserError(f"head_dim {head_dim} is not a multiple of {2 * axes}, which rotary embeddings need here")
+        freq = 1.0 / (10000 ** torch.linspace(0, 1, head_dim // (2 * axes), device=device))
+        freq = freq.repeat_interleave(2)  # [D / axes]
+        if self.grid is None:
+            angle = torch.arange(length, device=device, dtype=torch.float32)[:, None] * freq
+            return angle.sin(), angle.cos()
+        height, width = self.grid
+        row = torch.arange(height, device=device, dtype=torch.float32)[:, None] * freq
+        column = torch.arange(width, device=device, dtype=torch.float32)[:, None] * freq
+        angle = torch.cat([row.repeat_interleave(width, 0), column.repeat(height, 1)], -1)  # [H·W, D]
+        sin, cos = angle.sin(), angle.cos()
+        if self.index is not None:
+            sin, cos = sin[self.index][:, None], cos[self.index][:, None]
+        return F.pad(sin, (0, 0, self.prefix, 0)), F.pad(cos, (0, 0, self.prefix, 0), value=1.0)
+
+
+@dataclass(frozen=True)
+class Dress:
+    """What a published module puts round its equation."""
+
+    rope: bool = False
+    local: str | None = None  # a name of clip_linear.local
+    norm: bool = False
+    gate: str | None = None  # None, "linear" or "silu"
+    mlp_conv: bool = False  # 3×3 depth-wise convolution in the block's MLP
+    table: bool = False  # a learned positional encoding of the keys
+
+
+@dataclass(frozen=True, kw_only=True)
+class Site:
+    """Where a body sits; all that is known when it is built."""
+
+    width: int
+    num_heads: int
+    length: int = 0  # tokens at build time: prefix + H·W, or context_length
+    grid: tuple[int, int] | None = None  # None: text
+    prefix: int = 0
+    causal: bool = False
+
+    @property
+    def head_dim(self) -> int:
+        return self.width // self.num_heads
+
+
+class Variant(nn.Module):
+    """The mathematics of one attention. A subclass is one file; it owns only the equation's tensors.
+
+    ``attention`` is the equation as a function; its keyword-only arguments beyond causal, key_mask and rope are the
+    variant's options, which ``functional.attention`` and the ``options`` of a config accept by the same names.
+    """
+
+    info: ClassVar[VariantInfo]
+    core: ClassVar[Dress] = Dress()
+    paper: ClassVar[Dress | None] = None
+
+    def __init__(self, site: Site, **options: Any) -> None:
+        super().__init__()
+        check_options(self.info.name, type(self).option_names(), options)
+        self.options = options
+
+    @staticmethod
+    def attention(
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        *,
+        causal: bool = False,
+        key_mask: Tensor | None = None,
+        rope: tuple[Tensor, Tensor] | None = None,
+    ) -> Tensor:
+        """q [B, H, N, D], k [B, H, M, D], v [B, H, M, E] -> [B, H, N, E]; key_mask [B, M] True = keep."""
+        raise NotImplementedError
+
+    def attend(
+        self, q: Tensor, k: Tensor, v: Tensor, tokens: Tokens, rope: tuple[Tensor, Tensor] | None = None
+    ) -> Tensor:
+        """The equation with this module's own tensors and options. Shapes as in ``attention``."""
+        return self.attention(q, k, v, causal=tokens.causal, key_mask=tokens.key_mask, rope=rope, **self.options)
+
+    @classmethod
+    def presets(cls) -> tuple[str, ...]:
+        """("core",) or ("core", "paper")."""
+        return ("core",) if cls.paper is None else ("core", "paper")
+
+    @classmethod
+    def option_names(cls) -> tuple[str, ...]:
+        """Names of the options of ``attention``."""
+        return tuple(p for p in inspect.signature(cls.attention).parameters if p not in _COMMON)
+
+
+_COMMON = ("q", "k", "v", "causal", "key_mask", "rope")
+
+
+def check_options(variant: str, known: tuple[str, ...], given: dict[str, Any]) -> None:
+    """Raise UserError for an option that the variant does not have."""
+    for name in given:
+        if name not in known:
+            hint = f"options of {variant}: {', '.join(known) or 'none'}"
+            raise unknown(f"option of variant {variant}", name, known or ("none",), hint)
+
+
+def rotate(x: Tensor, rope: tuple[Tensor, Tensor] | None) -> Tensor:
+    """Rotary embedding of interleaved channel pairs: x cos + (−x₂, x₁, −x₄, x₃, …) sin, in x's precision."""
+    if rope is None:
+        return x
+    sin, cos = (t.to(x.dtype) for t in rope)
+    swapped = torch.stack([-x[..., 1::2], x[..., ::2]], -1).flatten(-2)
+    return x * cos + swapped * sin
+
+
+def split_heads(x: Tensor, num_heads: int) -> Tensor:
+    """[B, N, H·D] -> [B, H, N, D]; heads are the slow index."""
+    return x.unflatten(-1, (num_heads, -1)).transpose(1, 2)
+
+
+def merge_heads(x: Tensor) -> Tensor:
+    """[B, H, N, D] -> [B, N, H·D]."""
+    return x.transpose(1, 2).flatten(2)
+
+
+def wide(x: Tensor) -> Tensor:
+    """x in float32, or float64 where it is: features, sums and normalisers are never computed in half precision."""
+    return x if x.dtype == torch.float64 else x.float()
+
+
+def resolve_dress(cls: type[Variant], preset: str, overrides: dict[str, Any]) -> Dress:
+    """The dress of a preset with single parts overridden. Raises UserError (no such preset, no such part)."""
+    if preset == "paper" and cls.paper is None:
+        raise UserError(f"variant {cls.info.name!r} has no published module, so no preset 'paper'; use {cls.info.name}")
+    dress = cls.paper if preset == "paper" else cls.core
+    assert dress is not None
+    parts = [f.name for f in dataclasses.fields(Dress)]
+    for name in overrides:
+        if name not in parts:
+            raise unknown("part of a dress", name, parts, f"parts: {', '.join(parts)}")
+    return dataclasses.replace(dress, **overrides)
+
+
+class AttentionBody(nn.Module):
+    """Variant and dress: everything between a host's q, k, v and its output projection."""
+
+    def __init__(self, variant: Variant, dress: Dress, site: Site) -> None:
+        super().__init__()
+        self.variant, self.dress, self.site = variant, dress, site
+        self.local = make_local(dress.local, site)
+        self.norm = nn.LayerNorm(site.width) if dress.norm else None
+        self.gate = nn.Linear(site.width, site.width) if dress.gate else None
+
+    def forward(self, x: Tensor, q: Tensor, k: Tensor, v: Tensor, tokens: Tokens) -> Tensor:
+        """x: the host's normed input [B, N, C]; q, k, v [B, H, N, D]. Returns [B, N, C] before the out projection."""
+        rope = tokens.rope(q.shape[-1], q.shape[-2], q.device) if self.dress.rope else None
+        o = merge_heads(self.variant.attend(q, k, v, tokens, rope))
+        if self.local is not None:
+            o = o + self.local(x, v, tokens)
+        if self.norm is not None:
+            o = self.norm(o)
+        if self.gate is not None:
+            gate = self.gate(x)
+            o = o * (F.silu(gate) if self.dress.gate == "silu" else gate)
+        return o
