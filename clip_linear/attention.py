@@ -211,7 +211,8 @@ class AttentionBody(nn.Module):
         if self.local is not None:
             o = o + self.local(x, v, tokens)
         if self.norm is not None:
-            o = self.norm(o)
+            weight, bias = self.norm.weight.float(), self.norm.bias.float()  # float32 also in a half-precision model
+            o = F.layer_norm(o.float(), self.norm.normalized_shape, weight, bias, self.norm.eps).to(o.dtype)
         if self.gate is not None:
             gate = self.gate(x)
             o = o * (F.silu(gate) if self.dress.gate == "silu" else gate)

@@ -62,8 +62,7 @@ def split_name(name: str) -> tuple[str, str | None, str | None]:
     base, *parts = name.split("+")
     if len(parts) > 2 or not base or any(not p for p in parts):
         raise UserError(f"model name {name!r} is not NAME+IMAGE[+TEXT], e.g. ViT-B-16+mala or ViT-B-16+mala+elu")
-    image, text = [*parts, None, None][:2]
-    return base, image, text
+    return base, parts[0] if parts else None, parts[1] if len(parts) == 2 else None
 
 
 def with_variants(config: dict[str, Any], image: Any = None, text: Any = None) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -40,7 +41,7 @@ class Softmax(Variant):
         q, k = rotate(q, rope).to(v.dtype), rotate(k, rope).to(v.dtype)
         if key_mask is None and bias is None:
             return F.scaled_dot_product_attention(q, k, v, is_causal=causal)
-        keep = q.new_ones(q.shape[-2], k.shape[-2], dtype=bool)[None, None]
+        keep = torch.ones(q.shape[-2], k.shape[-2], dtype=torch.bool, device=q.device)[None, None]
         if causal:
             keep = keep.tril()
         if key_mask is not None:

@@ -21,7 +21,7 @@ def full(
     scale: float,
     eps: float | Tensor,
 ) -> Tensor:
-    """Non-causal form, linear in N. q, qd [B, H, N, F]; k, kd [B, H, M, F], φ applied; v [B, H, M, E]; w [B, H|1, M]."""
+    """Non-causal form. q, qd [B, H, N, F]; k, kd [B, H, M, F], φ applied; v [B, H, M, E]; w [B, H or 1, M]."""
     wk = k * w[..., None]
     y = q @ (wk.mT @ v)  # [B, H, N, E]
     n = _count(w.sum(-1))[..., None, None]

@@ -1,0 +1,46 @@
+"""OpenCLIP's factory functions for our names and configs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import nn
+
+from clip_linear.names import model_config
+from clip_linear.openclip import add_config, register
+
+
+def known_name(model: str) -> str:
+    """Register everything and return the name under which OpenCLIP builds ``model``.
+
+    ``model`` is what ``--model`` may hold: a name, ``NAME+IMAGE[+TEXT]``, ``PATH.json[+IMAGE[+TEXT]]``, or one of
+    OpenCLIP's ``local-dir:`` / ``hf-hub:`` sources (passed on as they are). Raises UserError.
+    """
+    register()
+    if ":" in model:
+        return model
+    name, config = model_config(model)
+    if name != model or "+" not in model:
+        add_config(name.replace("/", "-"), config)
+    return name
+
+
+def create_model(name: str, pretrained: str | None = None, **openclip_kwargs: Any) -> nn.Module:
+    """``open_clip.create_model`` after ``register()``. Raises UserError for names that are not known."""
+    import open_clip
+
+    return open_clip.create_model(known_name(name), pretrained=pretrained, **openclip_kwargs)
+
+
+def create_model_and_transforms(name: str, pretrained: str | None = None, **openclip_kwargs: Any) -> Any:
+    """OpenCLIP's triple (model, preprocess_train, preprocess_val), after ``register()``. Raises UserError."""
+    import open_clip
+
+    return open_clip.create_model_and_transforms(known_name(name), pretrained=pretrained, **openclip_kwargs)
+
+
+def get_tokenizer(name: str, **openclip_kwargs: Any) -> Any:
+    """``open_clip.get_tokenizer`` after ``register()``. Raises UserError for names that are not known."""
+    import open_clip
+
+    return open_clip.get_tokenizer(known_name(name), **openclip_kwargs)
