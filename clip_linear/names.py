@@ -44,9 +44,9 @@ def parse_spec(spec: str | dict[str, Any]) -> dict[str, Any]:
     strange = [k for k in spec if k not in _SPEC_KEYS]
     if strange:
         raise unknown(f"key in {KEY}", strange[0], _SPEC_KEYS, f"a {KEY} config has: {', '.join(_SPEC_KEYS)}")
-    kind, preset = spec.get("kind"), spec.get("preset", "core")
+    kind, preset = str(spec.get("kind")), spec.get("preset", "core")
     if kind not in list_variants():
-        raise unknown("variant", str(kind), list_variants(), "run: clip-linear list")
+        raise unknown("variant", kind, list_variants(), "run: clip-linear list")
     if preset not in _PRESETS:
         raise unknown("preset", str(preset), _PRESETS, f"write {kind}.core or {kind}.paper")
     out: dict[str, Any] = {"kind": kind, "preset": preset}
