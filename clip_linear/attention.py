@@ -7,7 +7,6 @@ norm, gate.
 
 from __future__ import annotations
 
-import dataclasses
 import inspect
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -16,9 +15,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from clip_linear.dress import Dress, Site
 from clip_linear.errors import UserError, unknown
 from clip_linear.local import make_local
-from clip_linear.registry import VariantInfo
+from clip_linear.registry import VariantInfo, own_parameters
 
 
 @dataclass(frozen=True)
@@ -72,39 +72,13 @@ class Tokens:
         return F.pad(sin, (0, 0, self.prefix, 0)), F.pad(cos, (0, 0, self.prefix, 0), value=1.0)
 
 
-@dataclass(frozen=True)
-class Dress:
-    """What a published module puts round its equation."""
-
-    rope: bool = False
-    local: str | None = None  # a name of clip_linear.local
-    norm: bool = False
-    gate: str | None = None  # None, "linear" or "silu"
-    mlp_conv: bool = False  # 3×3 depth-wise convolution in the block's MLP
-    table: bool = False  # a learned positional encoding of the keys
-
-
-@dataclass(frozen=True, kw_only=True)
-class Site:
-    """Where a body sits; all that is known when it is built."""
-
-    width: int
-    num_heads: int
-    length: int = 0  # tokens at build time: prefix + H·W, or context_length
-    grid: tuple[int, int] | None = None  # None: text
-    prefix: int = 0
-    causal: bool = False
-
-    @property
-    def head_dim(self) -> int:
-        return self.width // self.num_heads
-
-
 class Variant(nn.Module):
     """The mathematics of one attention. A subclass is one file; it owns only the equation's tensors.
 
     ``attention`` is the equation as a function; its keyword-only arguments beyond causal, key_mask and rope are the
     variant's options, which ``functional.attention`` and the ``options`` of a config accept by the same names.
+    The parameters that ``info.tensors`` declares are made here: flat and zero, so that OpenCLIP's grouping rule keeps
+    them out of weight decay; ``attend`` views them in the shapes of the options.
     """
 
     info: ClassVar[VariantInfo]
@@ -115,6 +89,8 @@ class Variant(nn.Module):
         super().__init__()
         check_options(self.info.name, type(self).option_names(), options)
         self.options = options
+        for name, size in own_parameters(self.info, site).items():
+            self.register_parameter(name, nn.Parameter(torch.zeros(size)))
 
     @staticmethod
     def attention(
@@ -179,19 +155,6 @@ def merge_heads(x: Tensor) -> Tensor:
 def wide(x: Tensor) -> Tensor:
     """x in float32, or float64 where it is: features, sums and normalisers are never computed in half precision."""
     return x if x.dtype == torch.float64 else x.float()
-
-
-def resolve_dress(cls: type[Variant], preset: str, overrides: dict[str, Any]) -> Dress:
-    """The dress of a preset with single parts overridden. Raises UserError (no such preset, no such part)."""
-    if preset == "paper" and cls.paper is None:
-        raise UserError(f"variant {cls.info.name!r} has no published module, so no preset 'paper'; use {cls.info.name}")
-    dress = cls.paper if preset == "paper" else cls.core
-    assert dress is not None
-    parts = [f.name for f in dataclasses.fields(Dress)]
-    for name in overrides:
-        if name not in parts:
-            raise unknown("part of a dress", name, parts, f"parts: {', '.join(parts)}")
-    return dataclasses.replace(dress, **overrides)
 
 
 class AttentionBody(nn.Module):

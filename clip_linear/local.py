@@ -10,7 +10,8 @@ from torch.nn import functional as F
 from clip_linear.errors import unknown
 
 if TYPE_CHECKING:
-    from clip_linear.attention import Site, Tokens
+    from clip_linear.attention import Tokens
+    from clip_linear.dress import Site
 
 
 class DepthwiseConv(nn.Module):

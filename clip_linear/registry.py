@@ -1,12 +1,22 @@
-"""Which variants there are. A variant is a file in ``clip_linear/variants/``; nothing else has to be told about it."""
+"""Which variants there are. A variant is a file in ``clip_linear/variants/``; nothing else has to be told about it.
+
+What a variant declares (``info``, ``core``, ``paper``) is read from its source as literals, so that lists, plans and
+profiles need no torch; a declaration that is computed instead of written down is imported.
+"""
 
 from __future__ import annotations
 
+import ast
+import dataclasses
+import functools
 import importlib
+import importlib.util
 import pkgutil
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
+from clip_linear.dress import Dress, Site, evaluate
 from clip_linear.errors import UserError, unknown
 
 if TYPE_CHECKING:
@@ -15,7 +25,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class VariantInfo:
-    """What the lists, tables and reports say of a variant; each variant file holds one."""
+    """What the lists, tables and reports say of a variant; each variant file holds one.
+
+    Formulas use the letters of ``Site.sizes`` and the signs of ``dress.evaluate``.
+    """
 
     name: str
     equation: str  # one line, in the words of CONVENTIONS.md: φ, S, q, k, v, N
@@ -25,10 +38,35 @@ class VariantInfo:
     towers: tuple[str, ...] = ("image", "text")
     needs_grid: bool = False  # the core equation itself needs the 2-D grid (a dress may need it anyway)
     causal_source: str = "derived"  # "paper": the causal form is published; "derived": it is ours
-    state_per_head: str = "D·E"  # size of the state of one head as a formula in D (head_dim) and E (value dim)
-    complexity: str = "N·D²"
+    state_per_head: str = "D·E"  # numbers that the state of one head holds
+    streams: tuple[tuple[str, str], ...] = (("D", "E"),)  # (features, values) of each call of the primitive, per head
+    macs: str = ""  # multiply–accumulates of one head instead of those of the streams, both causal and not
+    tensors: dict[str, str] = field(default_factory=dict)  # the equation's own parameters -> how many numbers each
     options: dict[str, str] = field(default_factory=dict)  # option -> what it does, in a few words
-    presets: tuple[str, ...] = ()  # filled by the registry from the class
+    presets: tuple[str, ...] = ()  # filled by the registry
+
+
+@dataclass(frozen=True, kw_only=True)
+class Declaration:
+    """All that a variant file declares."""
+
+    info: VariantInfo
+    core: Dress = field(default_factory=Dress)
+    paper: Dress | None = None
+
+    def dress(self, preset: str, overrides: dict[str, Any]) -> Dress:
+        """The dress of a preset with single parts overridden. Raises UserError (no such preset, no such part)."""
+        if preset == "paper" and self.paper is None:
+            raise UserError(
+                f"variant {self.info.name!r} has no published module, so no preset 'paper'; use {self.info.name}"
+            )
+        parts = [f.name for f in dataclasses.fields(Dress)]
+        for name in overrides:
+            if name not in parts:
+                raise unknown("part of a dress", name, parts, f"parts: {', '.join(parts)}")
+        dress = self.paper if preset == "paper" else self.core
+        assert dress is not None
+        return dataclasses.replace(dress, **overrides)
 
 
 def list_variants() -> list[str]:
@@ -43,8 +81,7 @@ def variant_class(name: str) -> type[Variant]:
     """The class of a variant. Raises UserError for a name that is not known."""
     from clip_linear.attention import Variant
 
-    if name not in list_variants():
-        raise unknown("variant", name, list_variants(), "run: clip-linear list")
+    _check(name)
     module = importlib.import_module(f"clip_linear.variants.{name}")
     classes = [
         c
@@ -56,9 +93,56 @@ def variant_class(name: str) -> type[Variant]:
     return classes[0]
 
 
+def declaration(name: str) -> Declaration:
+    """What a variant declares. Raises UserError for a name that is not known."""
+    _check(name)
+    spec = importlib.util.find_spec(f"clip_linear.variants.{name}")
+    assert spec is not None and spec.origin is not None
+    found = _read(Path(spec.origin))
+    if found is None:
+        cls = variant_class(name)
+        found = Declaration(info=cls.info, core=cls.core, paper=cls.paper)
+    presets = ("core",) if found.paper is None else ("core", "paper")
+    return dataclasses.replace(found, info=dataclasses.replace(found.info, presets=presets))
+
+
 def variant_info(name: str) -> VariantInfo:
     """The description of a variant, with its presets. Raises UserError for a name that is not known."""
-    import dataclasses
+    return declaration(name).info
 
-    cls = variant_class(name)
-    return dataclasses.replace(cls.info, presets=cls.presets())
+
+def _check(name: str) -> None:
+    if name not in list_variants():
+        raise unknown("variant", name, list_variants(), "run: clip-linear list")
+
+
+@functools.cache
+def _read(path: Path) -> Declaration | None:
+    """The declaration in a variant file, or None where it is not made of literals."""
+    makers = {"info": VariantInfo, "core": Dress, "paper": Dress}
+    for node in ast.parse(path.read_text(encoding="utf-8")).body:
+        if not isinstance(node, ast.ClassDef):
+            continue
+        found: dict[str, Any] = {}
+        for line in node.body:
+            if not isinstance(line, ast.Assign | ast.AnnAssign):
+                continue
+            name, call = (
+                getattr(line.target if isinstance(line, ast.AnnAssign) else line.targets[0], "id", ""),
+                line.value,
+            )
+            if name in makers:
+                if not isinstance(call, ast.Call) or getattr(call.func, "id", "") != makers[name].__name__ or call.args:
+                    return None
+                try:
+                    found[name] = makers[name](**{str(k.arg): ast.literal_eval(k.value) for k in call.keywords})
+                except ValueError:
+                    return None
+        if "info" in found:
+            return Declaration(**found)
+    return None
+
+
+def own_parameters(info: VariantInfo, site: Site) -> dict[str, int]:
+    """How many numbers each of the equation's own parameters holds in one layer."""
+    return {name: evaluate(formula, site.sizes) for name, formula in info.tensors.items()}

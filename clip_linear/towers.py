@@ -9,11 +9,13 @@ import torch
 from torch import Tensor, nn
 
 from clip_linear import marker
-from clip_linear.attention import AttentionBody, Site, Tokens, resolve_dress
+from clip_linear.attention import AttentionBody, Tokens
+from clip_linear.dress import Site
 from clip_linear.errors import UserError
 from clip_linear.hosts import HOSTS
+from clip_linear.layers import chosen_layers
 from clip_linear.names import parse_spec
-from clip_linear.registry import variant_class
+from clip_linear.registry import declaration, variant_class
 
 
 def swap_attention(
@@ -26,7 +28,7 @@ def swap_attention(
     """
     specs = {tower: parse_spec(spec) for tower, spec in (("image", image), ("text", text)) if spec is not None}
     for tower, spec in specs.items():
-        if spec["kind"] != "softmax" and tower not in variant_class(spec["kind"]).info.towers:
+        if spec["kind"] != "softmax" and tower not in declaration(spec["kind"]).info.towers:
             raise UserError(f"variant {spec['kind']!r} has no form for the {tower} tower; run: clip-linear list")
     if "image" in specs:
         _swap_blocks(*_image_tower(model), specs["image"])
@@ -59,7 +61,7 @@ def _text_tower(model: Any) -> tuple[Any, Tokens, int]:
     return tower.transformer, Tokens(causal=causal), int(tower.positional_embedding.shape[0])
 
 
-def _blocks(tower: nn.Module) -> Iterator[tuple[nn.Module, Any]]:
+def attention_blocks(tower: nn.Module) -> Iterator[tuple[nn.Module, Any]]:
     """(block, attention) of every self-attention block, in order; poolers and cross-attention are not blocks."""
     for block in tower.modules():
         attn = getattr(block, "attn", None)
@@ -69,10 +71,10 @@ def _blocks(tower: nn.Module) -> Iterator[tuple[nn.Module, Any]]:
 
 
 def _swap_blocks(tower: nn.Module, tokens: Tokens, length: int, spec: dict[str, Any]) -> None:
-    blocks = list(_blocks(tower))
-    chosen = _layers(spec.get("layers", "all"), len(blocks))
+    blocks = list(attention_blocks(tower))
+    chosen = chosen_layers(spec.get("layers", "all"), len(blocks))
     cls = variant_class(spec["kind"])
-    dress = resolve_dress(cls, spec["preset"], spec.get("dress", {}))
+    dress = declaration(spec["kind"]).dress(spec["preset"], spec.get("dress", {}))
     for number in chosen:
         attn = blocks[number][1]
         if type(attn) not in HOSTS:
@@ -90,6 +92,7 @@ def _swap_blocks(tower: nn.Module, tokens: Tokens, length: int, spec: dict[str, 
             grid=tokens.grid,
             prefix=tokens.prefix,
             causal=tokens.causal,
+            mlp_width=_mlp_width(blocks[number][0]),
         )
         # Extra parameters must not shift the random numbers that the rest of the model, or the training, draws.
         with torch.random.fork_rng(devices=[]):
@@ -100,23 +103,9 @@ def _swap_blocks(tower: nn.Module, tokens: Tokens, length: int, spec: dict[str, 
         attn.register_load_state_dict_pre_hook(_keep_initial_extras)
 
 
-def _layers(layers: str | list[int], depth: int) -> list[int]:
-    """``"all"``, ``[0, 1]`` or ``"0-8"`` (inclusive) as block numbers. Raises UserError."""
-    if layers == "all":
-        return list(range(depth))
-    try:
-        if isinstance(layers, str):
-            first, last = layers.split("-")
-            chosen = list(range(int(first), int(last) + 1))
-        else:
-            chosen = sorted({int(i) for i in layers})
-    except (ValueError, TypeError):
-        chosen = []
-    if not chosen or chosen[0] < 0 or chosen[-1] >= depth:
-        raise UserError(
-            f'layers {layers!r} do not fit {depth} blocks; write "all", "0-{depth - 1}" or a list of numbers'
-        )
-    return chosen
+def _mlp_width(block: Any) -> int:
+    first = getattr(block.mlp, "c_fc", None)
+    return int(first.out_features) if first is not None else 0
 
 
 def _keep_initial_extras(

@@ -21,8 +21,8 @@ class Softmax(Variant):
         equation="oᵢ = Σⱼ softmaxⱼ(qᵢ·kⱼ/√D) vⱼ",
         source="Vaswani et al. 2017, arXiv 1706.03762",
         causal_source="paper",
-        state_per_head="N·(D+E)",
-        complexity="N²·D",
+        state_per_head="N·(D + E)",
+        macs="N²·(D + E)",
         options={"bias": "added to the scores, broadcastable to [B, H, N, M]"},
     )
 

@@ -63,7 +63,9 @@ def causal(
     wk = k * w
     lower = torch.ones(chunk, chunk, dtype=torch.bool, device=q.device).tril()
     scores = (q @ wk.mT).masked_fill(~lower, 0)
-    y = scores @ v + q @ before(wk.mT @ v)
+    y = scores @ v
+    if chunk < N:
+        y = y + q @ before(wk.mT @ v)
     wv = v * w
     n = _count(before(w.sum(-2, keepdim=True)) + w.cumsum(-2))
     if not norm.needs_d:
@@ -71,7 +73,9 @@ def causal(
     else:
         wkd = wk if same else kd * w
         d_scores = scores if same else (qd @ wkd.mT).masked_fill(~lower, 0)
-        d = d_scores.sum(-1, keepdim=True) + qd @ before(wkd.sum(-2, keepdim=True)).mT
+        d = d_scores.sum(-1, keepdim=True)
+        if chunk < N:
+            d = d + qd @ before(wkd.sum(-2, keepdim=True)).mT
     a, b = norm.ab(d, n, scale, eps)
     o = a * y + b * (before(wv.sum(-2, keepdim=True)) + wv.cumsum(-2)) if norm.needs_u else a * y
     return o.flatten(2, 3)[..., :N, :]

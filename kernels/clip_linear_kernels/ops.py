@@ -44,7 +44,8 @@ def linear_attention(
             f"causal attention needs as many keys as queries, not {k.shape[-2]} keys and {q.shape[-2]} queries"
         )
     out_dtype = v.dtype
-    with torch.autocast(device_type=q.device.type, enabled=False):
+    device = "cpu" if q.device.type == "meta" else q.device.type  # autocast knows no meta device
+    with torch.autocast(device, enabled=False):
         phi = FEATURES[feature]
         q, k, v = phi(_wide(q)), phi(_wide(k)), _wide(v)
         qd = q if q_den is None else phi(_wide(q_den))
