@@ -9,7 +9,12 @@ import importlib
 from typing import Any
 
 _EXPORTS = {
-    "linear_attention": "clip_linear_kernels.ops",
+    "linear_attention": "clip_linear_kernels.api",
+    "linear_attention_qkvpacked": "clip_linear_kernels.api",
+    "diagonal_attention": "clip_linear_kernels.api",
+    "linear_attention_reference": "clip_linear_kernels.reference",
+    "available_backends": "clip_linear_kernels.dispatch",
+    "set_backend": "clip_linear_kernels.dispatch",
     "FEATURES": "clip_linear_kernels.spec",
     "NORMALISERS": "clip_linear_kernels.spec",
 }
