@@ -1,0 +1,74 @@
+"""``clip-linear eval``: zero-shot classification and retrieval of one or several models on one or several sets."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+TYPES = ("auto", "imagefolder", "wds", "parquet", "csv", "retrieval")
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command's flags; needs neither torch nor open_clip."""
+    p = argparse.ArgumentParser(
+        prog="clip-linear eval",
+        description="Zero-shot classification and retrieval. Names and templates come from the set's own files "
+        "(classnames.txt, zeroshot_classification_templates.txt) unless given.",
+    )
+    what = p.add_argument_group("what")
+    what.add_argument(
+        "--model",
+        help="OpenCLIP name, NAME+IMAGE[+TEXT], JSON config, local-dir:RUN, or module:function returning "
+        "(model, preprocess, tokenizer); may be left out for weights in a run folder",
+    )
+    what.add_argument(
+        "--pretrained",
+        nargs="+",
+        metavar="WEIGHTS",
+        help="run folder, .pt or .safetensors (several, or a pattern: one curve over samples seen), OpenCLIP tag, "
+        "or random",
+    )
+    what.add_argument("--dataset", nargs="+", required=True, metavar="PATH|NAME", help="data sets, task names, groups")
+    what.add_argument("--dataset-type", default="auto", choices=TYPES, help="layout; auto looks at what is there")
+    what.add_argument("--classnames", metavar="FILE|NAME", help="one name a line, id<TAB>name, JSON, or LIST[:STYLE]")
+    what.add_argument("--templates", metavar="FILE|NAME", help="one template a line, JSON, openai-80, simple-7 or 1")
+    what.add_argument("--labels", metavar="FILE|real", help="labels of a flat folder (file,class), or ReaL's")
+    what.add_argument("--restrict", action="store_true", help="score against the classes that are there only")
+    what.add_argument("--split", default="test", help="split of webdataset and caption files (default test)")
+    how = p.add_argument_group("how")
+    how.add_argument("--batch-size", type=int, default=64, help="images a step; halves itself when memory runs out")
+    how.add_argument("--precision", default="fp32", help="fp32 (default), amp, amp_bf16, bf16, fp16, pure_bf16, …")
+    how.add_argument(
+        "--device", default="auto", help="cpu, cuda, cuda:1; auto (default) takes a GPU where there is one"
+    )
+    how.add_argument("--workers", type=int, help="threads that decode images (default: one per core, at most 8)")
+    how.add_argument("--limit", type=int, metavar="N", help="at most N images, evenly spaced over the set")
+    how.add_argument("--on-error", default="fail", choices=("fail", "skip"), help="for images that cannot be read")
+    out = p.add_argument_group("output")
+    out.add_argument("--json", action="store_true", help="print the rows as JSON and nothing else")
+    out.add_argument(
+        "--out", metavar="FILE", help="write rows to .csv, .jsonl or .json; what stands there is not redone"
+    )
+    return p
+
+
+def main(argv: list[str]) -> int:
+    """Evaluate; exit 0 on success, 2 for a user's mistake, 1 where data or weights cannot be read."""
+    args = parser().parse_args(argv)
+    from clip_linear_eval.runner import run
+
+    evaluations = run(args, say=_say)
+    rows = [row for evaluation in evaluations for row in evaluation.rows]
+    if args.json:
+        import json
+
+        print(json.dumps(rows, indent=1, ensure_ascii=False))
+    else:
+        from clip_linear_eval.shown import print_rows
+
+        print_rows(rows)
+    return 0
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)

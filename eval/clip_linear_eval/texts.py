@@ -1,0 +1,153 @@
+"""Texts: tokens on disk, and encoding prompts only as far as their last token where that is exact."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from clip_linear_eval.classnames import text_hash
+from clip_linear_eval.datasets.base import digest
+from clip_linear_eval.features import Batcher, normalized
+
+if TYPE_CHECKING:
+    import numpy as np
+    from torch import Tensor
+
+_BATCH_TOKENS = {"cpu": 8192, "cuda": 262144}
+_log = logging.getLogger(__name__)
+
+
+def token_lengths(tokens: np.ndarray) -> np.ndarray:
+    """Tokens per row without the zeros at its end, [B] (at least 1)."""
+    import numpy as np
+
+    used = tokens != 0
+    return np.maximum(tokens.shape[1] - np.argmax(used[:, ::-1], axis=1), 1) * used.any(1) + ~used.any(1)
+
+
+def tokens_of(tokenizer: Any, texts: Sequence[str], cache: Path | None = None) -> np.ndarray:
+    """Tokens of texts, [P, L] as int32, L the longest text; cached in the folder ``cache`` where the tokenizer is one
+    whose content can be hashed."""
+    import numpy as np
+
+    key = tokenizer_key(tokenizer)
+    path = None
+    if cache is not None and key is not None:
+        path = cache / "tokens" / f"{digest(key, text_hash(texts))}.npy"
+        if path.is_file():
+            return np.load(path)
+    tokens = np.asarray(tokenizer(list(texts)), dtype=np.int32)
+    if key is not None:  # OpenCLIP's own tokenizer pads with zeros behind the end-of-text token
+        tokens = np.ascontiguousarray(tokens[:, : int(token_lengths(tokens).max())])
+    if path is not None:
+        from clip_linear.files import replacing
+
+        with replacing(path) as temporary, open(temporary, "wb") as f:
+            np.save(f, tokens)
+    return tokens
+
+
+def encode_sorted(encode: Callable[[Tensor], Tensor], tokens: np.ndarray, device: str) -> Tensor:
+    """Unit features [P, D] in float32 of tokens [P, L], encoded in batches of similar length."""
+    import numpy as np
+    import torch
+
+    lengths = token_lengths(tokens)
+    order = np.argsort(lengths, kind="stable")
+    budget = _BATCH_TOKENS.get(torch.device(device).type, _BATCH_TOKENS["cuda"])
+    run, out, start = Batcher(encode), None, 0
+    while start < len(order):
+        # A batch costs its longest text times its size; the order is ascending, so the size shrinks to fit.
+        pick = order[start : start + max(1, budget // int(lengths[order[start]]))]
+        pick = pick[: max(1, budget // int(lengths[pick[-1]]))]
+        batch = torch.from_numpy(tokens[pick, : int(lengths[pick[-1]])].astype(np.int64)).to(device)
+        features = normalized(run(batch))
+        out = torch.zeros(len(order), features.shape[1], device=device) if out is None else out
+        out[torch.from_numpy(pick).to(device)] = features
+        start += len(pick)
+    assert out is not None, "there is at least one text"
+    return out
+
+
+def tokenizer_key(tokenizer: Any) -> str | None:
+    """A hash of OpenCLIP's SimpleTokenizer (merges, context length, cleaning); None for any other tokenizer."""
+    if not hasattr(tokenizer, "bpe_ranks") or getattr(tokenizer, "reduction_fn", None) is not None:
+        return None
+    clean = getattr(getattr(tokenizer, "clean_fn", None), "__name__", "")
+    return digest(tokenizer.context_length, clean, sorted(tokenizer.encoder.items()))
+
+
+def text_encoder(model: Any, tokenizer: Any, prompts: list[str]) -> Callable[[Tensor], Tensor]:
+    """A function tokens [B, L] → features [B, D] that may be given prompts cut behind their last token.
+
+    Where the tower is not causal, or cutting changes the features of the ``prompts`` given, tokens are padded again.
+    """
+    import torch
+    import torch.nn.functional as F
+
+    full = context_length(model, tokenizer)
+
+    def padded(tokens: Tensor) -> Tensor:
+        return model.encode_text(F.pad(tokens, (0, full - tokens.shape[1])))
+
+    if tokenizer_key(tokenizer) is None or not _is_causal(model):
+        return padded
+    probe = tokenizer(prompts)
+    probe = probe[:, : int(token_lengths(probe.numpy()).max())].to(next(model.parameters()).device)
+    exact = normalized(padded(probe))
+    try:
+        close = torch.allclose(normalized(_encode_cut(model, probe)), exact, atol=_tolerance(model), rtol=0)
+    except RuntimeError as error:  # a part of the tower that only takes the full context
+        _log.info("prompts are not shortened: %s", str(error).splitlines()[0])
+        close = False
+    if not close:
+        _log.info("prompts are not shortened: the text tower gives other features for shorter ones")
+    return (lambda tokens: _encode_cut(model, tokens)) if close else padded
+
+
+def context_length(model: Any, tokenizer: Any) -> int:
+    """Tokens that the text tower takes."""
+    tower = model if hasattr(model, "context_length") else getattr(model, "text", None)
+    return int(getattr(tower, "context_length", None) or tokenizer.context_length)
+
+
+def _is_causal(model: Any) -> bool:
+    """Whether the text tower is OpenCLIP's causal one that pools at the end-of-text token and appends nothing."""
+    text = getattr(model, "text", None)
+    if text is None:
+        pool = getattr(model, "text_pool_type", None)
+    else:
+        pool = getattr(text, "pool_type", None)
+        if getattr(text, "cls_emb", None) is not None or getattr(text, "use_pad_mask", False):
+            return False
+    return pool in ("argmax", "eos") and getattr(text or model, "attn_mask", None) is not None
+
+
+def _encode_cut(model: Any, tokens: Tensor) -> Tensor:
+    """``encode_text`` for prompts shorter than the context: CLIP's own adds the whole positional table."""
+    from open_clip.transformer import text_global_pool
+
+    if getattr(model, "text", None) is not None:
+        return model.encode_text(tokens)
+    length = tokens.shape[1]
+    dtype = model.transformer.get_cast_dtype()
+    x = model.token_embedding(tokens).to(dtype) + model.positional_embedding[:length].to(dtype)
+    x = model.ln_final(model.transformer(x, attn_mask=model.attn_mask[:length, :length]))
+    x = text_global_pool(x, tokens, model.text_pool_type, eos_token_id=getattr(model, "text_eos_id", None))
+    projection = model.text_projection
+    if projection is None:
+        return x
+    return projection(x) if callable(projection) else x @ projection
+
+
+def _tolerance(model: Any) -> float:
+    import torch
+
+    half = (
+        next(model.parameters()).dtype != torch.float32
+        or torch.is_autocast_enabled("cpu")
+        or (torch.is_autocast_enabled("cuda"))
+    )
+    return 2e-2 if half else 1e-5

@@ -1,0 +1,50 @@
+"""Small pictures, folders and tars for the evaluation tests."""
+
+from __future__ import annotations
+
+import io
+import tarfile
+from pathlib import Path
+
+CONFIG = {
+    "embed_dim": 32,
+    "vision_cfg": {"image_size": 32, "layers": 2, "width": 32, "head_width": 16, "patch_size": 8},
+    "text_cfg": {"context_length": 20, "vocab_size": 49408, "width": 32, "heads": 2, "layers": 2},
+}
+
+
+def image_bytes(seed: int, size: int = 40, kind: str = "JPEG") -> bytes:
+    """A small picture: random blocks of colour, so that a random model tells pictures apart."""
+    import numpy as np
+    from PIL import Image
+
+    blocks = np.random.default_rng(seed).integers(0, 256, (5, 5, 3), dtype=np.uint8)
+    out = io.BytesIO()
+    Image.fromarray(blocks).resize((size, size + seed % 5)).save(out, kind)
+    return out.getvalue()
+
+
+def write_folder(root: Path, classes: list[str], per_class: int = 3, names: list[str] | None = None) -> Path:
+    """An ImageFolder; image i of class c has seed 100·c + i."""
+    for c, name in enumerate(classes):
+        (root / name).mkdir(parents=True)
+        for i in range(per_class):
+            (root / name / f"{i}.jpg").write_bytes(image_bytes(100 * c + i))
+    if names is not None:
+        (root / "classnames.txt").write_text("\n".join(names))
+        (root / "zeroshot_classification_templates.txt").write_text("a photo of {c}.\nan icon of a {c}")
+    return root
+
+
+def write_tar(path: Path, members: list[tuple[str, bytes]], mode: str = "w") -> Path:
+    """A tar of named contents."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tarfile.open(path, mode) as tar:
+        for name, data in members:
+            info = tarfile.TarInfo(name)
+            info.size = len(data)
+            tar.addfile(info, io.BytesIO(data))
+    return path
+
+
+NAMES = ["cat", "wild dog", "red car", "old house", "tree", "flag of Fiji", "blue boat"]
