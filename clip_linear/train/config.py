@@ -93,19 +93,25 @@ class TrainConfig:
         (workers, device, compile, sharding: equal up to rounding or the order of the samples), how it resumes, logs,
         saves and evaluates.
         """
+        digest = hashlib.sha256(self.numbers().encode()).hexdigest()[:8]
+        name = re.sub(r"[^A-Za-z0-9._+-]", "-", self.model)
+        return f"{name}-{_short(self.budget)}-s{self.openclip['seed']}-{digest}"
+
+    def numbers(self) -> str:
+        """The JSON text that the run id hashes: what decides the numbers."""
         plain = defaults()
         given = {k: v for k, v in (self.openclip | self.ours).items() if k not in _NOT_HASHED}
         flags = {k: v for k, v in given.items() if v != plain[k] or k in _ALWAYS_HASHED}
-        numbers = {
-            "model": _portable(self.model_cfg),
-            "samples": self.budget,
-            "batch": self.openclip["batch_size"] * self.world_size,
-            "cooldown_steps": self.cooldown_steps,
-            "flags": flags,
-        }
-        digest = hashlib.sha256(json.dumps(numbers, sort_keys=True).encode()).hexdigest()[:8]
-        name = re.sub(r"[^A-Za-z0-9._+-]", "-", self.model)
-        return f"{name}-{_short(self.budget)}-s{self.openclip['seed']}-{digest}"
+        return json.dumps(
+            {
+                "model": _portable(self.model_cfg),
+                "samples": self.budget,
+                "batch": self.openclip["batch_size"] * self.world_size,
+                "cooldown_steps": self.cooldown_steps,
+                "flags": flags,
+            },
+            sort_keys=True,
+        )
 
     @property
     def run_dir(self) -> Path:

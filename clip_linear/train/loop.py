@@ -1,0 +1,282 @@
+"""The training loop: ``train(config)`` runs a run from wherever its folder stands to its end, and says how it ended."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import time
+from collections import deque
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from clip_linear import provenance
+from clip_linear.errors import RunError
+from clip_linear.files import append_jsonl, read_jsonl, write_json
+from clip_linear.train import checkpoint, folder, rng, saving
+from clip_linear.train.build import build, make_loss, make_optimizer, make_schedule, write_open_clip_config
+from clip_linear.train.cadence import Cadence
+from clip_linear.train.config import TrainConfig
+from clip_linear.train.ema import Ema
+from clip_linear.train.feed import Feed, MakeLoader
+from clip_linear.train.guards import Guards
+from clip_linear.train.report import Clock, Report, check_targets, memory
+from clip_linear.train.step import Stepper
+from clip_linear.train.stop import EXIT_CODES, StopFlag
+from clip_linear.train.watch import Watch
+from clip_linear.train.world import World
+from clip_linear.train.wrap import wrap
+
+log = logging.getLogger(__name__)
+Row = dict[str, Any]
+SAVE_PATIENCE_S = 1800.0  # how long the other ranks wait for rank 0's last checkpoint
+
+
+class Evaluate(Protocol):
+    """Evaluates a model on all ranks; rank 0's rows count."""
+
+    def __call__(
+        self,
+        model: Any,
+        tokenizer: Any,
+        preprocess_val: Any,
+        *,
+        device: torch.device,
+        precision: str,
+        rank: int,
+        world_size: int,
+    ) -> list[Row]: ...
+
+
+def train(config: TrainConfig, evaluate: Evaluate | None = None, make_loader: MakeLoader | None = None) -> int:
+    """Train until done or told to stop. Returns 0 (done), 75 (continue me: SIGUSR2) or 143 (stopped: SIGTERM).
+
+    Ranks other than the first return 0 when they were told to stop. A finished run returns 0 at once. Raises UserError
+    for a user's mistake and RunError for a run that cannot go on; failed.json then says why.
+    """
+    run_dir = config.run_dir
+    folder.check_same_run(run_dir, config)
+    if folder.is_done(run_dir):
+        log.info("%s is done already", run_dir)
+        return 0
+    check_targets(config)
+    step: int | None = None
+    with StopFlag() as stop:
+        world = World.join(config.openclip, run_dir, config.dist_timeout_s)
+        try:
+            trainer = Trainer(config, world, stop, evaluate, make_loader)
+            return trainer.run()
+        except Exception as error:
+            folder.write_failed(run_dir, error, world.rank, step)
+            if world.world_size > 1:
+                log.exception("rank %d failed", world.rank)
+                logging.shutdown()
+                os._exit(1)  # the others see the closed connection; a tidy end would wait for them
+            raise
+        finally:
+            world.leave()
+
+
+class Trainer:
+    """One attempt at a run."""
+
+    def __init__(
+        self,
+        config: TrainConfig,
+        world: World,
+        stop: StopFlag,
+        evaluate: Evaluate | None = None,
+        make_loader: MakeLoader | None = None,
+    ) -> None:
+        self.config, self.world, self.stop, self.evaluate = config, world, stop, evaluate
+        self.run_dir: Path = config.run_dir
+        facts = {"code": provenance.commit(), "versions": provenance.versions(), "run": config.run_id}
+        table = world.preflight(facts | {"data": config.train_data})
+        if world.is_first:
+            folder.claim(self.run_dir, config, table)
+        self.watch = Watch(self.run_dir, table, world.rank)
+        torch.use_deterministic_algorithms(config.deterministic)
+        rng.seed_all(config.seed)
+        self.parts = build(config, world.device)
+        rng.seed_all(config.seed + world.rank)
+        self.inner = self.parts.model
+        self.model = wrap(self.inner, config, world)
+        self.optimizer = make_optimizer(config, self.inner)
+        self.schedule = make_schedule(config, self.optimizer)
+        self.ema = Ema(self.inner, config.ema_decay) if config.ema_decay else None
+        loss = make_loss(config, world.rank, world.world_size)
+        self.stepper = Stepper(config, self.model, self.inner, loss, self.optimizer, world, self.parts.teacher)
+        self.guards = Guards(config.max_bad_steps)
+        self.cadence = Cadence(config)
+        self.step, self.seconds, self.loss = 0, 0.0, float("nan")
+        states = saving.restore(self)
+        self.saved_step = self.step if states is not None else -1
+        self.feed = Feed(config, self.parts, world, states, self.step, make_loader)
+        self.lag: deque[tuple[int, Tensor, torch.cuda.Event | None, Row | None]] = deque()
+        if world.is_first:
+            folder.cut_back(self.run_dir, self.step)
+            self.writer = checkpoint.Writer(
+                self.run_dir, config.keep_last, self.cadence.is_milestone, config.save_most_recent
+            )
+            self.report = Report(self.run_dir, config, self.step)
+            self.attempt = folder.Attempt(self.run_dir, config)
+            self.attempt.start(self.step)
+
+    def run(self) -> int:
+        """Train to the end. See ``train``."""
+        code, reason = 1, ""
+        try:
+            code = self._train()
+        except Exception as error:
+            reason = f"{type(error).__name__}: {error}"
+            raise
+        finally:
+            self.watch.stop()
+            self.feed.close()
+            if self.world.is_first:
+                self.report.close()
+                self.attempt.end(code, reason)
+        return code if self.world.is_first else 0
+
+    def _train(self) -> int:
+        self.model.train()
+        self.clock, self.started = Clock(), time.perf_counter()
+        while True:
+            last = self.step >= self.config.steps
+            asked, minutes = self.world.agree([self.stop.asked, int(self.cadence.minutes_over())])
+            if self.step != self.saved_step and (last or asked or minutes or self.cadence.saves(self.step)):
+                self._save()
+            if asked or last:
+                self._flush()
+            if asked:
+                return EXIT_CODES[asked]
+            self._evaluate(last)
+            if last:
+                self._finish()
+                return 0
+            self._one_step()
+
+    def _one_step(self) -> None:
+        waiting = time.perf_counter()
+        pairs = self.feed.next_pairs()
+        self.clock.waited += time.perf_counter() - waiting
+        lr = self.schedule(self.step)
+        vector, losses = self.stepper(pairs)
+        if self.ema is not None:
+            self.ema.update()
+        self.step += 1
+        self.clock.count(self.config.global_batch)
+        row = self._row(lr, losses) if self.cadence.logs(self.step) else None
+        arrived = None
+        if vector.is_cuda:  # look at the numbers while the next step runs
+            host = torch.empty(vector.shape, pin_memory=True)
+            vector, arrived = host.copy_(vector, non_blocking=True), torch.cuda.Event()
+            arrived.record()
+        self.lag.append((self.step, vector, arrived, row))
+        self._look(behind=0 if arrived is None else 1)
+        if self.world.is_first:
+            self.attempt.update(step=self.step, samples_seen=self.step * self.config.global_batch)
+
+    def _row(self, lr: float, losses: dict[str, Tensor]) -> Row:
+        samples = self.step * self.config.global_batch
+        row: Row = {"step": self.step, "samples_seen": samples, "epoch": self.step / self.config.steps_per_epoch}
+        row |= {"loss": None, "lr": lr, "logit_scale": None, "grad_norm": None}
+        if len(losses) > 2:
+            row |= {name: value.item() for name, value in losses.items() if name != "loss"}
+        row |= self.clock.read() | memory(self.world.device)
+        return row | {"faults": self.feed.faults, "t": time.time()}
+
+    def _look(self, behind: int) -> None:
+        """Look at the steps whose numbers have arrived: the guards at each, a row for those that are logged."""
+        while len(self.lag) > behind:
+            step, vector, arrived, row = self.lag.popleft()
+            if arrived is not None:
+                arrived.synchronize()
+            loss, norm, scale, bad = vector.tolist()
+            self.guards.look(step, loss, norm, scale, bool(bad))
+            if row is None:
+                continue
+            self.loss = self.world.mean([loss])[0]
+            if self.world.is_first:
+                row |= {"loss": self.loss, "logit_scale": scale, "grad_norm": norm} | self.guards.counts()
+                self.report.row(row)
+                rate = row["samples_per_s"]
+                eta = (self.config.steps - step) * self.config.global_batch / rate
+                self.attempt.update(loss=self.loss, samples_per_s=rate, eta_s=eta)
+
+    def seconds_so_far(self) -> float:
+        """Seconds of training, all attempts together."""
+        return self.seconds + time.perf_counter() - self.started
+
+    def _save(self) -> None:
+        self._look(behind=0)
+        state = saving.collect(self)
+        self.cadence.saved()
+        self.saved_step = self.step
+        if state is not None:
+            if not (self.run_dir / checkpoint.OPENCLIP_CONFIG).exists():
+                write_open_clip_config(self.run_dir / checkpoint.OPENCLIP_CONFIG, self.config, self.inner)
+            self.writer.save(*state)
+
+    def _flush(self) -> None:
+        """Rank 0's checkpoint is on disk, and everybody knows."""
+        self._look(behind=0)
+        if self.world.is_first:
+            self.writer.wait()
+        self.world.wait(SAVE_PATIENCE_S)
+
+    def _evaluate(self, last: bool) -> None:
+        """Evaluate where that is due; the checkpoint of this step is safe by then."""
+        if self.evaluate is None or not (last or self.cadence.evaluates(self.step)):
+            return
+        if not last and self.world.broadcast(self._has_evaluated()):
+            return
+        if self.step != self.saved_step:
+            self._save()
+        self._flush()
+        samples = self.step * self.config.global_batch
+        self.model.eval()
+        try:
+            with rng.untouched(self.world.device), self.ema.swapped_in() if self.ema else contextlib.nullcontext():
+                rows = self.evaluate(
+                    self.inner,
+                    self.parts.tokenizer,
+                    self.parts.preprocess_val,
+                    device=self.world.device,
+                    precision=self.config.precision,
+                    rank=self.world.rank,
+                    world_size=self.world.world_size,
+                )
+        except (RunError, RuntimeError, ValueError, OSError) as error:
+            if self.world.is_first:
+                append_jsonl(
+                    self.run_dir / folder.EVALS, {"step": self.step, "samples_seen": samples, "error": str(error)}
+                )
+            if last or self.world.world_size > 1:  # ranks that do not know of each other's error cannot go on together
+                raise
+            log.warning("evaluation at step %d failed, training goes on: %s", self.step, error)
+            rows = []
+        self.model.train()
+        if self.world.is_first and rows:
+            rows = [row | _at(row, samples) for row in rows]
+            write_json(self.run_dir / folder.EVAL, rows)
+            self.report.evaluated(self.step, samples, rows)
+
+    def _has_evaluated(self) -> bool:
+        return any(row.get("step") == self.step for row in read_jsonl(self.run_dir / folder.EVALS))
+
+    def _finish(self) -> None:
+        if not self.world.is_first:
+            return
+        facts = {"run_id": self.config.run_id, "step": self.step, "samples_seen": self.step * self.config.global_batch}
+        facts |= {"loss": self.loss, "seconds": self.seconds_so_far(), "date": provenance.date()}
+        write_json(self.run_dir / folder.DONE, facts | self.guards.counts() | {"faults": self.feed.faults})
+
+
+def _at(row: Row, samples: int) -> Row:
+    """What a row says of the point in training at which it was measured."""
+    gmacs = row.get("gmacs")
+    return {"samples_seen": samples, "gmacs_total": None if gmacs is None else gmacs * samples}

@@ -1,0 +1,97 @@
+"""What the training tests share: a tiny model, batches without shards, runs in this process and in others."""
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from clip_linear.train.config import resolve
+
+MINI = {
+    "embed_dim": 16,
+    "vision_cfg": {"image_size": 32, "layers": 2, "width": 16, "head_width": 8, "patch_size": 8},
+    "text_cfg": {"context_length": 8, "vocab_size": 49408, "width": 16, "heads": 2, "layers": 1},
+}
+
+
+@dataclass
+class FakeBatch:
+    images: Any
+    texts: Any
+    samples: int
+    state: Any
+
+
+class FakeLoader:
+    """Batches that are a function of (global index, rank); half noise, half told by the caption, so a loss can fall."""
+
+    def __init__(self, config, parts, world, states, batches, faults_path):
+        self.config, self.world, self.done = config, world, batches
+        self.faults = {}
+        if states is not None:
+            assert [s["n"] for s in states] == [batches] * len(states)
+
+    def __iter__(self):
+        total = self.config.steps * self.config.accum_freq
+        for n in range(self.done, total):
+            images, texts = global_batch(n, self.config.batch_size * self.world.world_size)
+            mine = slice(self.world.rank * self.config.batch_size, (self.world.rank + 1) * self.config.batch_size)
+            yield FakeBatch(images[mine], texts[mine], self.config.batch_size, {"n": n + 1})
+
+
+def global_batch(n: int, size: int):
+    """The n-th batch of all ranks together: images [size, 3, 32, 32] and texts [size, 8]."""
+    g = torch.Generator().manual_seed(n)
+    words = torch.randint(1, 20, (size, 6), generator=g)
+    texts = torch.cat([torch.full((size, 1), 49406), words, torch.full((size, 1), 49407)], 1)
+    images = 0.5 * torch.randn(size, 3, 32, 32, generator=g) + words[:, :3, None, None] / 10
+    return images, texts
+
+
+def write_model(folder, **changes) -> str:
+    """The tiny model as a config file; its path."""
+    path = folder / "ViT-tiny-test.json"
+    if not path.exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(MINI | changes))
+    return str(path)
+
+
+def argv(folder, *extra: str, model_suffix: str = "+elu", **flags: Any) -> list[str]:
+    """The command line of a tiny CPU run in ``folder``."""
+    values = {
+        "model": write_model(folder) + model_suffix,
+        "train-data": "none.tar",
+        "samples": 96,
+        "batch-size": 8,
+        "lr": 1e-2,
+        "warmup": 2,
+        "precision": "fp32",
+        "workers": 0,
+        "device": "cpu",
+        "run-dir": folder / "run",
+        "log-every-n-steps": 1,
+    } | {k.replace("_", "-"): v for k, v in flags.items()}
+    return [*(part for k, v in values.items() for part in (f"--{k}", str(v))), *extra]
+
+
+def config(folder, *extra: str, world_size: int = 1, **flags: Any):
+    """The same, resolved."""
+    return resolve(argv(folder, *extra, **flags), world_size)
+
+
+def rows(run_dir) -> list[dict]:
+    """metrics.jsonl without what depends on the clock."""
+    text = (run_dir / "metrics.jsonl").read_text()
+    clock = ("samples_per_s", "step_s", "data_wait_frac", "rss_gib", "t", "tokens_per_s", "mfu")
+    return [{k: v for k, v in json.loads(line).items() if k not in clock} for line in text.splitlines()]
+
+
+def weights(run_dir, step: int):
+    """The state dict of a checkpoint."""
+    return torch.load(run_dir / "checkpoints" / f"step_{step:09d}.pt", weights_only=True)["state_dict"]
+
+
+def same_bits(a, b) -> bool:
+    """Whether two state dicts are equal bit for bit."""
+    return a.keys() == b.keys() and all(torch.equal(a[k], b[k]) for k in a)
