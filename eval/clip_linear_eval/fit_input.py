@@ -1,0 +1,236 @@
+"""Rows from CSV, JSON lines or parquet, and the columns x, y, x2, sigma and group that a fit takes from them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from clip_linear.errors import UserError
+from clip_linear_eval.fit_screen import UNITS, Caution, Dropped, FitRefused
+from clip_linear_eval.laws import Array
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+# Metrics of our rows that are accuracies: their error is 1 − value.
+_ACCURACY = re.compile(r"^(top\d+|acc\d*|accuracy|mean_per_class_recall|.*recall.*)$")
+_FINISHED = {"", "ok", "done", "finished", "complete", "completed"}
+# What the columns of our rows mean, so that every fit states its convention.
+CONVENTIONS = {
+    "n_params_vision": "parameters of the vision tower",
+    "n_params_text": "parameters of the text tower",
+    "n_params_embedding": "parameters of the embedding tables",
+    "n_params_total": "parameters of the whole model",
+    "n_params_non_embedding": "parameters of the whole model without embedding tables",
+    "samples_seen": "training samples seen",
+    "gmacs": "1e9 multiply-accumulates of one image and one text forward",
+    "gmacs_total": "forward GMACs per sample x samples seen (no factor 2 for FLOPs, none for the backward pass)",
+    "gpu_s": "measured GPU seconds of training",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Columns:
+    """Which columns, and which rows of them."""
+
+    x: str
+    y: str
+    x2: str | None = None
+    budget: str | None = None
+    sigma: str | None = None
+    group: str | None = None
+    where: tuple[str, ...] = ()  # COLUMN=VALUE
+    unit: str | None = None
+    max_x: float | None = None
+    drop_top_y: int = 0
+
+
+@dataclass(frozen=True)
+class Group:
+    """The numbers of one group (variant): arrays of shape [n], NaN where a cell is no number, and their row numbers."""
+
+    name: str
+    x: Array
+    y: Array
+    x2: Array | None
+    sigma: Array | None
+    seed: Array | None
+    rows: list[int]
+    n_rows: int
+
+
+@dataclass(frozen=True)
+class Table:
+    """All groups, what was left out before screening, and what the columns mean."""
+
+    groups: list[Group]
+    unit: str | None
+    conventions: dict[str, str]
+    dropped: tuple[Dropped, ...]
+    cautions: tuple[Caution, ...]
+    synthetic: bool
+
+
+def read_table(path: Path | str) -> pd.DataFrame:
+    """The rows as text and numbers. Raises UserError if the file is missing, empty or no table."""
+    import pandas as pd
+
+    path = Path(path)
+    if not path.is_file():
+        raise UserError(f"rows file {str(path)!r} does not exist; give a CSV, JSONL or parquet file of rows")
+    try:
+        if path.suffix in (".parquet", ".pq"):
+            return pd.read_parquet(path)
+        if path.suffix in (".jsonl", ".ndjson"):
+            return pd.read_json(path, lines=True, dtype=False)
+        table = pd.read_csv(path, encoding="utf-8-sig", skipinitialspace=True, skip_blank_lines=True)
+    except ImportError:
+        raise UserError(f"{str(path)!r} needs pyarrow; install clip-linear[parquet] or give CSV") from None
+    except (ValueError, UnicodeDecodeError, OSError) as error:
+        raise UserError(f"{str(path)!r} is not a table of rows: {str(error).splitlines()[0]}") from None
+    table.columns = [str(c).strip() for c in table.columns]
+    return table
+
+
+def select(table: pd.DataFrame, columns: Columns) -> Table:
+    """Take the columns of a fit from rows. Raises FitRefused (missing_column, mixed_units, no_positive_rows)."""
+    table = table.copy()
+    table["_row"] = np.arange(1, len(table) + 1)
+    table = _where(table, columns.where)
+    conventions, table = _derive(table, columns)
+    wanted = [columns.x, columns.y, columns.x2, columns.budget, columns.sigma, columns.group]
+    missing = [c for c in wanted if c is not None and c not in table.columns]
+    if missing:
+        present = ", ".join(str(c) for c in table.columns if c != "_row")
+        raise FitRefused("missing_column", f"no column {', '.join(missing)}; the rows have: {present}", missing)
+    unit, cautions = _unit(table, columns)
+    table, dropped = _unfinished(table)
+    data = {c: _numbers(table, c) for c in wanted[:5] if c is not None}
+    names = table[columns.group].astype(str).where(table[columns.group].notna(), "") if columns.group else None
+    groups = []
+    for name in ["all"] if names is None else list(dict.fromkeys(names)):
+        mask = np.ones(len(table), dtype=bool) if names is None else (names == name).to_numpy()
+        rows = table["_row"].to_numpy()[mask].tolist()
+        if names is not None and name == "":
+            dropped += [Dropped(r, f"no {columns.group}") for r in rows]
+            continue
+        second = columns.budget or columns.x2
+        keep, left_out = _cut(data[columns.x][mask], data[columns.y][mask], rows, columns)
+        dropped += left_out
+        part = {c: v[mask][keep] for c, v in data.items()}
+        seed = _numbers(table, "seed")[mask][keep] if "seed" in table.columns else None
+        groups.append(
+            Group(
+                name=name,
+                x=part[columns.x],
+                y=part[columns.y],
+                x2=part[second] if second else None,
+                sigma=part[columns.sigma] if columns.sigma else None,
+                seed=seed,
+                rows=[r for r, k in zip(rows, keep) if k],
+                n_rows=len(rows),
+            )
+        )
+    if not groups:
+        raise FitRefused("no_positive_rows", "no rows are left to fit")
+    synthetic = "provenance" in table.columns and bool((table["provenance"].astype(str) == "synthetic").any())
+    return Table(groups, unit, conventions, tuple(dropped), tuple(cautions), synthetic)
+
+
+def _where(table: pd.DataFrame, where: Sequence[str]) -> pd.DataFrame:
+    for text in where:
+        column, sign, value = (part.strip() for part in text.partition("="))
+        if not sign:
+            raise UserError(f"--where {text!r} is not COLUMN=VALUE")
+        if column not in table.columns:
+            known = ", ".join(str(c) for c in table.columns if c != "_row")
+            raise FitRefused("missing_column", f"no column {column}; the rows have: {known}", [column])
+        kept = table[[_same(cell, value) for cell in table[column]]]
+        if kept.empty:
+            seen = ", ".join(map(str, list(dict.fromkeys(table[column]))[:12]))
+            raise FitRefused("no_positive_rows", f"no row has {column} = {value!r}; there are: {seen}")
+        table = kept
+    return table
+
+
+def _same(cell: Any, value: str) -> bool:
+    if str(cell) == value:
+        return True
+    try:
+        return float(cell) == float(value)
+    except (TypeError, ValueError):
+        return False
+
+
+def _numbers(table: pd.DataFrame, column: str) -> Array:
+    import pandas as pd
+
+    return pd.to_numeric(table[column], errors="coerce").to_numpy(dtype=float)
+
+
+def _derive(table: pd.DataFrame, columns: Columns) -> tuple[dict[str, str], pd.DataFrame]:
+    """Columns that rows of our schema imply: the error 1 − value of an accuracy, and non-embedding parameters."""
+    said = {c: CONVENTIONS.get(c, f"column {c}, as given") for c in (columns.x, columns.x2, columns.budget) if c}
+    said["y"] = f"column {columns.y}, as given"
+    if columns.x == "n_params_non_embedding" and columns.x not in table.columns:
+        parts = ("n_params_total", "n_params_embedding")
+        if all(p in table.columns for p in parts):
+            table[columns.x] = _numbers(table, parts[0]) - _numbers(table, parts[1])
+    if {"metric", "value"} <= set(table.columns) and columns.y in ("value", "error"):
+        for column in ("metric", "dataset"):
+            kinds = sorted(set(table[column].dropna().astype(str))) if column in table.columns else []
+            if len(kinds) > 1:
+                raise FitRefused(
+                    "mixed_units", f"the rows mix {column}s {', '.join(kinds)}; choose: --where {column}={kinds[0]}"
+                )
+    if columns.y == "error" and "error" not in table.columns and {"metric", "value", "unit"} <= set(table.columns):
+        metric = str(table["metric"].iloc[0])
+        whole = {"fraction": 1.0, "percent": 100.0}.get(str(table["unit"].iloc[0]))
+        if not _ACCURACY.match(metric) or whole is None:
+            raise FitRefused(
+                "missing_column", f"no column error, and metric {metric!r} is no accuracy to derive it from", ["error"]
+            )
+        table["error"] = whole - _numbers(table, "value")
+        said["y"] = f"error = {whole:g} - value of metric {metric}"
+    return said, table
+
+
+def _unit(table: pd.DataFrame, columns: Columns) -> tuple[str | None, list[Caution]]:
+    """The declared unit of y; a column ``unit`` declares it too, and must not hold two."""
+    if "unit" not in table.columns or columns.y == "unit":
+        return columns.unit, []
+    units = sorted(set(table["unit"].dropna().astype(str)))
+    if len(units) > 1:
+        raise FitRefused("mixed_units", f"the rows mix the units {', '.join(units)}; choose: --where unit={units[0]}")
+    found = units[0] if units and units[0] in UNITS else None
+    if columns.unit and found and columns.unit != found:
+        return columns.unit, [Caution("unit_mismatch", f"--unit {columns.unit} but the rows' unit is {found}")]
+    return columns.unit or found, []
+
+
+def _unfinished(table: pd.DataFrame) -> tuple[pd.DataFrame, list[Dropped]]:
+    if "status" not in table.columns:
+        return table, []
+    bad = ~table["status"].fillna("").astype(str).str.lower().isin(_FINISHED)
+    dropped = [Dropped(int(r), f"status {s}") for r, s in zip(table["_row"][bad], table["status"][bad])]
+    return table[~bad], dropped
+
+
+def _cut(x: Array, y: Array, rows: list[int], columns: Columns) -> tuple[Array, list[Dropped]]:
+    keep, dropped = np.ones(len(x), dtype=bool), []
+    if columns.max_x is not None:
+        keep &= ~(x > columns.max_x)
+        dropped += [Dropped(r, f"{columns.x} above --max-x") for r, k in zip(rows, keep) if not k]
+    if columns.drop_top_y:
+        order = [
+            i for i in np.argsort(-np.where(np.isfinite(y), y, -np.inf), kind="stable") if keep[i] and np.isfinite(y[i])
+        ]
+        for i in order[: columns.drop_top_y]:
+            keep[i] = False
+            dropped.append(Dropped(rows[i], f"among the {columns.drop_top_y} highest {columns.y}"))
+    return keep, dropped

@@ -1,0 +1,134 @@
+"""What a fit says, in sentences with intervals, and what it cannot say. Works on the content of fit.json alone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+_FEW = 3  # degrees of freedom below which an interval is mostly Student's t
+AXIS = {
+    "n_params_vision": "parameters of the vision tower",
+    "n_params_total": "parameters",
+    "n_params_non_embedding": "non-embedding parameters",
+    "samples_seen": "samples seen",
+    "gmacs_total": "forward GMACs × samples",
+    "gmacs": "GMACs per sample",
+    "gpu_s": "GPU seconds",
+}
+
+
+def number(v: float | None, digits: int = 3) -> str:
+    """A number for people: 1.23, 0.0456, 22M, 1.2e-07."""
+    if v is None:
+        return "∞"
+    size = abs(v)
+    if size >= 1e12 or (0 < size < 1e-4):
+        return f"{v:.{digits}g}"
+    for scale, letter in ((1e9, "G"), (1e6, "M"), (1e4, "k")):
+        if size >= scale:
+            return f"{v / (1e3 if letter == 'k' else scale):.{digits}g}{letter}"
+    return f"{v:.{digits}g}"
+
+
+def interval(ends: Any, digits: int = 3) -> str:
+    """``0.21 to 0.35``, with words for missing ends."""
+    if ends is None:
+        return "no interval"
+    lo, hi = ends
+    return f"{'unbounded' if lo is None else number(lo, digits)} to {'unbounded' if hi is None else number(hi, digits)}"
+
+
+def law_text(law: dict[str, Any]) -> str:
+    """The law with its numbers, as one reads it."""
+    p = {k: number(v) for k, v in law["params"].items()}
+    floor = f"{p['E']} + " if "E" in p and law["params"]["E"] > 0 else ""
+    if law["form"] == "shifted":
+        return f"y = {floor}{p['A']} (x + {p['B']})^-{p['alpha']}"
+    second = f" + {p['B']} x2^-{p['beta']}" if law["form"] == "chinchilla" else ""
+    return f"y = {floor}{p['A']} x^-{p['alpha']}{second}"
+
+
+def law_sentence(name: str, law: dict[str, Any], x: str = "size", y: str = "y") -> str:
+    """One group's exponent with its interval, in words."""
+    alpha = law["params"]["alpha"]
+    half = 1 - 2**-alpha
+    fall = (
+        f"doubling {x} takes {100 * half:.1f} % off"
+        if "E" not in law["params"] or law["params"]["E"] == 0
+        else "above its floor"
+    )
+    head = f"{name}: exponent α = {number(alpha)}"
+    if law["ci95"] is None:
+        return (
+            f"{head}, from {law['n']} points without an interval ({law_text(law)}); nothing can be concluded from it."
+        )
+    lo, hi = law["ci95"]["alpha"]
+    sure = "" if (lo or 0) > 0 or alpha < 0 else "; the interval includes 0, so no fall with size is shown"
+    return f"{head} (95 % {interval((lo, hi))}; n = {law['n']}; {fall}; {law_text(law)}){sure}."
+
+
+def comparison_sentences(c: dict[str, Any], laws: dict[str, Any], x: str) -> list[str]:
+    """What is known about group against ref: the multiplier first, then exponents and crossing, then what is not known."""
+    name, ref = c["group"], c["ref"]
+    axis = AXIS.get(x, x)
+    said = []
+    size = c["size_multiplier"]
+    if size["xmin"] is not None and size["x_range"] is not None:
+        low, high = (number(v) for v in size["x_range"])
+        ends = [(size["xmin"], size["xmin_ci95"], low), (size["xmax"], size["xmax_ci95"], high)]
+        parts = [
+            f"{number(m)}× ({interval(ci)})" if ci else f"{number(m)}× (no interval)"
+            for m, ci, _ in ends
+            if m is not None
+        ]
+        if len(parts) == 2:
+            said.append(
+                f"{name} needs {parts[0]} the {axis} of {ref} for the same error at {low}, and {parts[1]} at {high}."
+            )
+    equal = c["equal_exponent"]
+    if equal["ci95"] is None:
+        said.append(
+            f"Whether {name} and {ref} scale with the same exponent cannot be concluded: too few points for any interval."
+        )
+        return said
+    gap = f"α({ref}) − α({name}) = {number(equal['delta_alpha'])} (95 % {interval(equal['ci95'])})"
+    p = equal["p"] if c.get("p_holm") is None else c["p_holm"]
+    if p < 0.05:
+        slower = name if equal["delta_alpha"] > 0 else ref
+        said.append(f"{slower} falls more slowly with size: {gap}, p = {number(p, 2)}.")
+    else:
+        said.append(
+            f"A difference of exponents between {name} and {ref} cannot be concluded: {gap}, p = {number(p, 2)}; these data "
+            f"would have shown a difference of {number(equal['detectable'], 2)} or more."
+        )
+    same = c.get("equal_law")
+    if same is not None and same["p"] >= 0.05:
+        said.append(f"The two laws as a whole cannot be told apart (p = {number(same['p'], 2)}).")
+    said.append(_crossing(c))
+    return said
+
+
+def _crossing(c: dict[str, Any]) -> str:
+    cross = c["crossover"]
+    found = cross["set"]
+    if found is None or cross["x"] is None:
+        return "No crossing can be placed."
+    if found["kind"] == "interval":
+        where = "inside the data" if cross["in_range"] else "outside the data, by extrapolation"
+        return f"The laws cross at {number(cross['x'])} (95 % {interval(found['x'])}), {where}."
+    return "No crossing of the two laws is established."
+
+
+def describe(fit: dict[str, Any]) -> list[str]:
+    """Lines for the terminal: one per group, then comparisons, then warnings and dropped rows."""
+    lines = ["SYNTHETIC data"] if fit.get("synthetic") else []
+    lines += [f"{fit['y']} by {fit['x']}, form {fit['form']}, objective {fit['objective']}; {fit['conventions']['y']}"]
+    lines += [law_sentence(name, law, AXIS.get(fit["x"], fit["x"])) for name, law in fit["groups"].items()]
+    for c in fit["comparison"]:
+        lines += comparison_sentences(c, fit["groups"], fit["x"])
+    lines += [
+        f"warning {w['code']}{': ' + w['group'] if 'group' in w else ''}: {w['message']}" for w in fit["warnings"]
+    ]
+    if fit["dropped"]:
+        listed = "; ".join(f"row {d['row']}: {d['reason']}" for d in fit["dropped"][:10])
+        lines.append(f"left out {len(fit['dropped'])} rows: {listed}{'; …' if len(fit['dropped']) > 10 else ''}")
+    return lines
