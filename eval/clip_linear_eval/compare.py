@@ -18,10 +18,9 @@ from clip_linear.errors import UserError
 from clip_linear_eval.compare_joint import JointProblem
 from clip_linear_eval.compare_sizes import Pair, crossover, size_multiplier
 from clip_linear_eval.fit import Law, problem_of
-from clip_linear_eval.fit_intervals import LEVEL, covariance, profile, t_interval
+from clip_linear_eval.fit_intervals import LEVEL, Interval, covariance, profile, t_interval
 from clip_linear_eval.fit_optimize import Problem
 from clip_linear_eval.fit_solve import Solution, solve
-from clip_linear_eval.laws import Points
 
 POWER = 0.8  # of the smallest difference that is called detectable
 
@@ -85,6 +84,7 @@ def _equal_exponent(pair: Pair, best: Solution, s2: float | None) -> dict[str, A
         empty = dict.fromkeys(("F", "p", "lr_p", "ci95", "se", "detectable"))
         return {"delta_alpha": delta, **empty, "dof": dof}
     se = float(np.sqrt(pair.cov[joint.diff, joint.diff]))
+    ci95: Interval
     if best.cost <= joint.tiny:  # exact data: whatever differs, differs
         f, ci95 = (0.0 if abs(delta) < 1e-9 else 1e30), (delta, delta)
     elif joint.ref.form.name == "power" and joint.objective == "gaussian":
@@ -124,12 +124,7 @@ def _equal_law(joint: JointProblem, best: Solution, dof: int) -> dict[str, Any] 
     if dof < 1 or best.cost <= joint.tiny:
         return None
     first, second = joint.ref, joint.other
-    columns = [
-        None if c is None or d is None else np.concatenate([c, d])
-        for c, d in zip(first.points.columns, second.points.columns)
-    ]
-    assert columns[0] is not None and columns[1] is not None
-    pooled = Points.of(columns[0], columns[1], columns[2], columns[3])
+    pooled = first.points.with_more(second.points)
     cost = solve(Problem(first.form, pooled, joint.objective, joint.delta)).cost
     f = max(cost - best.cost, 0.0) / first.k / (best.cost / dof)
     return {"F": float(f), "p": float(f_dist.sf(f, first.k, dof)), "dof": [first.k, dof]}
@@ -148,7 +143,7 @@ def _constant_multiplier(joint: JointProblem, best: Solution, dof: int) -> dict[
         cov = covariance(joint, Solution(theta, cost, {}), 2 * cost / (dof + 1), _all_but(joint))
         slope = np.zeros(joint.k)
         slope[[joint.ref.k, 0, joint.alpha]] = 1 / alpha, -1 / alpha, -gap / alpha**2
-        lo, hi = t_interval(gap / alpha, float(np.sqrt(max(slope @ cov @ slope, 0.0))), dof + 1)
+        lo, hi = t_interval(gap / alpha, float(np.sqrt(max(float(slope @ cov @ slope), 0.0))), dof + 1)
         answer["ci95"] = (float(np.exp(lo)), float(np.exp(hi)))
     return answer
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from scipy.optimize import brentq
 from scipy.stats import t as t_dist
 
@@ -107,8 +108,7 @@ def _curved(pair: Pair) -> tuple[float | None, dict[str, Any] | None]:
     turns = np.flatnonzero(np.sign(gap[:-1]) * np.sign(gap[1:]) < 0)
     x = None
     if len(turns):
-        middle = np.log(all_x).mean()
-        i = min(turns, key=lambda i: abs(np.log(grid[i]) - middle))
+        i = int(turns[np.argmin(np.abs(np.log(grid[turns]) - np.log(all_x).mean()))])
         root = brentq(lambda z: float(pair.gap(np.exp([z]))[0][0]), np.log(grid[i]), np.log(grid[i + 1]))
         x = float(np.exp(root))
     if pair.cov is None:
@@ -117,12 +117,12 @@ def _curved(pair: Pair) -> tuple[float | None, dict[str, Any] | None]:
     return x, _set_on_grid(grid, inside)
 
 
-def _set_on_grid(grid: Array, inside: Array) -> dict[str, Any]:
+def _set_on_grid(grid: Array, inside: NDArray[np.bool_]) -> dict[str, Any]:
     """The set as one of the four kinds; where it has several pieces, the hull of the pieces (or of the gaps)."""
     if inside.all() or not inside.any():
         return {"kind": "whole_line" if inside.all() else "empty", "x": None}
     complement = bool(inside[0] and inside[-1])
-    at = np.flatnonzero(~inside if complement else inside)
+    at = np.flatnonzero(~inside) if complement else np.flatnonzero(inside)
     ends = [float(grid[at[0]]), float(grid[at[-1]])]
     open_ends = [None if at[0] == 0 else ends[0], None if at[-1] == len(grid) - 1 else ends[1]]
     return {"kind": "complement" if complement else "interval", "x": ends if complement else open_ends}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
 import numpy as np
@@ -50,6 +50,7 @@ class Law:
     certificate: dict[str, Any]
     lack_of_fit: dict[str, float] | None
     x_range: tuple[float, float]
+    noise_unit: float = 1.0  # weighted fits: sigma of the typical point, of which ``sigma`` is a multiple
     predictions: list[dict[str, Any]] = field(default_factory=list)
     warnings: tuple[Caution, ...] = ()
     dropped: tuple[Dropped, ...] = ()
@@ -81,8 +82,7 @@ class Law:
         assert self.sigma is not None
         if self.objective == "linear":
             return self.sigma / y
-        typical = 1.0 if self.points.sigma is None else float(np.exp(np.mean(np.log(self.points.sigma))))
-        return np.full_like(y, self.sigma * typical)
+        return np.full_like(y, self.sigma * self.noise_unit)
 
     def local_slope(self, x: ArrayLike) -> Array:
         """−d ln y / d ln x: the exponent that a pure power law would show near x."""
@@ -96,6 +96,12 @@ class Law:
         whole.pop("dropped")
         whole.pop("warnings")
         return whole
+
+    @classmethod
+    def from_json(cls, group: dict[str, Any], points: Points | None = None) -> Law:
+        """A law from a group's entry in fit.json, to predict and draw bands with; ``points`` only to fit further."""
+        known = {f.name for f in fields(cls)} - {"points"}
+        return cls(**{k: v for k, v in group.items() if k in known}, points=points or Points.of([1.0], [1.0]))
 
     def _log_y(self, x: ArrayLike, x2: ArrayLike | None) -> tuple[Array, Array]:
         x, z = np.broadcast_arrays(
@@ -127,12 +133,15 @@ def fit_law(
         raise FitRefused("missing_column", "form 'chinchilla', and only it, takes a second factor; give x2", ["x2"])
     if sigma is not None and objective not in ("gaussian", "huber"):
         raise FitRefused("missing_column", f"objective {objective!r} takes no sigma; use gaussian or huber")
-    columns = [None if c is None else np.asarray(c, dtype=float).ravel() for c in (x, y, x2, sigma)]
-    seen = screen(
-        columns[0], columns[1], x2=columns[2], sigma=columns[3], rows=rows, unit=unit, names=names, params=shape.k
-    )  # fmt: skip
+    columns = [_array(x), _array(y)]
+    second, spread = (None if c is None else _array(c) for c in (x2, sigma))
+    seen = screen(*columns, x2=second, sigma=spread, rows=rows, unit=unit, names=names, params=shape.k)
     law = fit_points(seen.points, shape, objective, predict=predict)
     return replace(law, n_rows=seen.n_rows, dropped=seen.dropped, warnings=seen.cautions + law.warnings)
+
+
+def _array(values: ArrayLike) -> Array:
+    return np.asarray(values, dtype=float).ravel()
 
 
 def fit_points(points: Points, form: Form, objective: str = "gaussian", predict: Sequence[float] = ()) -> Law:
@@ -174,6 +183,7 @@ def fit_points(points: Points, form: Form, objective: str = "gaussian", predict:
         certificate=solution.certificate,
         lack_of_fit=found.lack_of_fit,
         x_range=(float(points.x.min()), float(points.x.max())),
+        noise_unit=1.0 if points.sigma is None else float(np.exp(np.mean(np.log(points.sigma)))),
         points=points,
     )
     law = replace(law, warnings=tuple(_doubts(law, points, found.outliers)))

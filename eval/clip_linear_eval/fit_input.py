@@ -30,7 +30,7 @@ CONVENTIONS = {
     "samples_seen": "training samples seen",
     "gmacs": "1e9 multiply-accumulates of one image and one text forward",
     "gmacs_total": "forward GMACs per sample x samples seen (no factor 2 for FLOPs, none for the backward pass)",
-    "gpu_s": "measured GPU seconds of training",
+    "device_hours": "measured device hours of training",
 }
 
 
@@ -207,7 +207,8 @@ def _unit(table: pd.DataFrame, columns: Columns) -> tuple[str | None, list[Cauti
     units = sorted(set(table["unit"].dropna().astype(str)))
     if len(units) > 1:
         raise FitRefused("mixed_units", f"the rows mix the units {', '.join(units)}; choose: --where unit={units[0]}")
-    found = units[0] if units and units[0] in UNITS else None
+    found = {"nats": "loss"}.get(units[0], units[0]) if units else None
+    found = found if found in UNITS else None
     if columns.unit and found and columns.unit != found:
         return columns.unit, [Caution("unit_mismatch", f"--unit {columns.unit} but the rows' unit is {found}")]
     return columns.unit or found, []

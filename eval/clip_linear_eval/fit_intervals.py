@@ -65,6 +65,8 @@ def law_intervals(problem: Problem, solution: Solution, cov: Array, s2: float, d
     found: dict[str, Interval] = {}
     for j, param in enumerate(form.params):
         se = float(np.sqrt(cov[j, j]))
+        lo: float | None
+        hi: float | None
         if linear or s2 < _EXACT**2:
             lo, hi = t_interval(solution.theta[j], se, dof)
         elif param in form.zeroable:

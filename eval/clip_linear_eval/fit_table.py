@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 from clip_linear.errors import UserError, unknown
 from clip_linear_eval.compare import Comparison, compare_laws, holm
 from clip_linear_eval.fit import Law, fit_law
-from clip_linear_eval.fit_input import Columns, Table, select
-from clip_linear_eval.fit_screen import Dropped, FitRefused
-from clip_linear_eval.laws import FORMS
+from clip_linear_eval.fit_input import Columns, Group, Table, select
+from clip_linear_eval.fit_screen import Dropped, FitRefused, screen
+from clip_linear_eval.isoflop import Isoflop, fit_isoflop
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -45,32 +45,29 @@ def fit_table(
     others are compared with: by default softmax if it is there, else the first.
     """
     table = select(rows, columns)
-    laws, warnings, refusals = {}, [{"code": c.code, "message": c.message} for c in table.cautions], []
+    laws: dict[str, Law] = {}
+    entries: dict[str, Any] = {}
+    warnings, refusals = [{"code": c.code, "message": c.message} for c in table.cautions], []
     dropped: list[Dropped] = list(table.dropped)
     for group in table.groups:
         try:
-            law = fit_law(
-                group.x,
-                group.y,
-                form,
-                x2=group.x2,
-                objective=objective,
-                sigma=group.sigma,
-                unit=table.unit,
-                predict=predict,
-                rows=group.rows,
-                names=(columns.x, columns.y),
+            found = (
+                _isoflop(group, table, columns)
+                if form == "isoflop"
+                else _law(group, table, columns, form, objective, predict)
             )
         except FitRefused as refusal:
             refusals.append((group.name, refusal))
             continue
-        laws[group.name] = replace(law, n_rows=group.n_rows)
-        dropped += law.dropped
-        warnings += [_about(group.name, columns.group, c.code, c.message) for c in law.warnings]
-    if not laws:
+        entries[group.name] = found.to_json()
+        if isinstance(found, Law):
+            laws[group.name] = found
+        dropped += found.dropped
+        warnings += [_about(group.name, columns.group, c.code, c.message) for c in found.warnings]
+    if not entries:
         raise refusals[0][1]
     warnings += [_about(name, columns.group, r.code, str(r)) for name, r in refusals]
-    comparisons = compare_groups(laws, ref, [name for name, _ in refusals]) if columns.group else []
+    comparisons = compare_groups(laws, ref, [name for name, _ in refusals]) if columns.group and laws else []
     return Fits(
         columns=columns,
         table=table,
@@ -85,14 +82,38 @@ def fit_table(
             "y": columns.y,
             "x2": columns.x2,
             "group": columns.group,
-            "where": list(columns.where),
+            "ref": comparisons[0].ref if comparisons else None,
+            "columns": asdict(columns),
             "conventions": {**table.conventions, "unit": _unit_said(table.unit)},
             "synthetic": table.synthetic,
-            "groups": {name: law.to_json() for name, law in laws.items()},
+            "groups": entries,
             "comparison": [c.to_json() for c in comparisons],
             "warnings": warnings,
             "dropped": [asdict(d) for d in sorted(dropped, key=lambda d: d.row)],
         },
+    )
+
+
+def _law(group: Group, table: Table, columns: Columns, form: str, objective: str, predict: Sequence[float]) -> Law:
+    law = fit_law(
+        group.x,
+        group.y,
+        form,
+        x2=group.x2,
+        objective=objective,
+        sigma=group.sigma,
+        unit=table.unit,
+        predict=predict,
+        rows=group.rows,
+        names=(columns.x, columns.y),
+    )
+    return replace(law, n_rows=group.n_rows)
+
+
+def _isoflop(group: Group, table: Table, columns: Columns) -> Isoflop:
+    names = (columns.x, columns.y)
+    return fit_isoflop(
+        screen(group.x, group.y, x2=group.x2, rows=group.rows, unit=table.unit, names=names, n_rows=group.n_rows)
     )
 
 
@@ -117,7 +138,3 @@ def compare_groups(laws: dict[str, Law], ref: str | None, refused: Sequence[str]
     found = [compare_laws(base, law, names=(ref, name)) for name, law in laws.items() if name != ref]
     adjusted = holm([c.equal_exponent["p"] for c in found])
     return [replace(c, p_holm=p) for c, p in zip(found, adjusted)]
-
-
-def known_forms() -> list[str]:
-    return list(FORMS)

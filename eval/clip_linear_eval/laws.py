@@ -51,9 +51,14 @@ class Points:
     def n(self) -> int:
         return len(self.x)
 
-    @property
-    def columns(self) -> tuple[Array, Array, Array | None, Array | None]:
-        return self.x, self.y, self.x2, self.sigma
+    def with_more(self, more: Points) -> Points:
+        """These points and ``more``, which has the same columns."""
+
+        def both(a: Array | None, b: Array | None) -> Array | None:
+            return None if a is None or b is None else np.concatenate([a, b])
+
+        x, y = np.concatenate([self.x, more.x]), np.concatenate([self.y, more.y])
+        return Points.of(x, y, both(self.x2, more.x2), both(self.sigma, more.sigma))
 
     @property
     def decades(self) -> float:

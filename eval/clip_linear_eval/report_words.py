@@ -12,7 +12,7 @@ AXIS = {
     "samples_seen": "samples seen",
     "gmacs_total": "forward GMACs × samples",
     "gmacs": "GMACs per sample",
-    "gpu_s": "GPU seconds",
+    "device_hours": "device hours",
 }
 
 
@@ -39,6 +39,8 @@ def interval(ends: Any, digits: int = 3) -> str:
 
 def law_text(law: dict[str, Any]) -> str:
     """The law with its numbers, as one reads it."""
+    if law["form"] == "isoflop":
+        return f"x_opt = {number(law['params']['coef'])} C^{number(law['params']['a'])}"
     p = {k: number(v) for k, v in law["params"].items()}
     floor = f"{p['E']} + " if "E" in p and law["params"]["E"] > 0 else ""
     if law["form"] == "shifted":
@@ -49,6 +51,11 @@ def law_text(law: dict[str, Any]) -> str:
 
 def law_sentence(name: str, law: dict[str, Any], x: str = "size", y: str = "y") -> str:
     """One group's exponent with its interval, in words."""
+    if law["form"] == "isoflop":
+        iso = law["isoflop"]
+        ends = "without an interval" if law["ci95"] is None else f"95 % {interval(law['ci95']['a'])}"
+        grows = f"the best {x} grows as {number(iso['coef'])} C^{number(iso['a'])}"
+        return f"{name}: {grows} ({ends}; {iso['n_used']} budgets; {iso['bias']})."
     alpha = law["params"]["alpha"]
     half = 1 - 2**-alpha
     fall = (
@@ -67,7 +74,7 @@ def law_sentence(name: str, law: dict[str, Any], x: str = "size", y: str = "y") 
 
 
 def comparison_sentences(c: dict[str, Any], laws: dict[str, Any], x: str) -> list[str]:
-    """What is known about group against ref: the multiplier first, then exponents and crossing, then what is not known."""
+    """Group against ref: the size multiplier first, then exponents and crossing; also what cannot be concluded."""
     name, ref = c["group"], c["ref"]
     axis = AXIS.get(x, x)
     said = []
@@ -87,7 +94,7 @@ def comparison_sentences(c: dict[str, Any], laws: dict[str, Any], x: str) -> lis
     equal = c["equal_exponent"]
     if equal["ci95"] is None:
         said.append(
-            f"Whether {name} and {ref} scale with the same exponent cannot be concluded: too few points for any interval."
+            f"Whether {name} and {ref} scale alike cannot be concluded: there are too few points for any interval."
         )
         return said
     gap = f"α({ref}) − α({name}) = {number(equal['delta_alpha'])} (95 % {interval(equal['ci95'])})"
@@ -97,8 +104,8 @@ def comparison_sentences(c: dict[str, Any], laws: dict[str, Any], x: str) -> lis
         said.append(f"{slower} falls more slowly with size: {gap}, p = {number(p, 2)}.")
     else:
         said.append(
-            f"A difference of exponents between {name} and {ref} cannot be concluded: {gap}, p = {number(p, 2)}; these data "
-            f"would have shown a difference of {number(equal['detectable'], 2)} or more."
+            f"A difference of exponents between {name} and {ref} cannot be concluded: {gap}, "
+            f"p = {number(p, 2)}; these data would have shown a difference of {number(equal['detectable'], 2)} or more."
         )
     same = c.get("equal_law")
     if same is not None and same["p"] >= 0.05:
@@ -118,13 +125,26 @@ def _crossing(c: dict[str, Any]) -> str:
     return "No crossing of the two laws is established."
 
 
+def conclusions(fit: dict[str, Any]) -> list[str]:
+    """The fit in sentences, comparisons first; with few degrees of freedom the first sentence says how little it is."""
+    axis = AXIS.get(fit["x"], fit["x"])
+    said = []
+    few = [name for name, law in fit["groups"].items() if law["dof"] < _FEW]
+    if few:
+        said.append(
+            f"Few points: {', '.join(few)} {'has' if len(few) == 1 else 'have'} fewer than {_FEW} degrees of freedom, "
+            "so intervals are wide and rest on the noise being Gaussian; read this as a rehearsal, not as a result."
+        )
+    for c in fit["comparison"]:
+        said += comparison_sentences(c, fit["groups"], fit["x"])
+    return said + [law_sentence(name, law, axis) for name, law in fit["groups"].items()]
+
+
 def describe(fit: dict[str, Any]) -> list[str]:
     """Lines for the terminal: one per group, then comparisons, then warnings and dropped rows."""
     lines = ["SYNTHETIC data"] if fit.get("synthetic") else []
     lines += [f"{fit['y']} by {fit['x']}, form {fit['form']}, objective {fit['objective']}; {fit['conventions']['y']}"]
-    lines += [law_sentence(name, law, AXIS.get(fit["x"], fit["x"])) for name, law in fit["groups"].items()]
-    for c in fit["comparison"]:
-        lines += comparison_sentences(c, fit["groups"], fit["x"])
+    lines += conclusions(fit)
     lines += [
         f"warning {w['code']}{': ' + w['group'] if 'group' in w else ''}: {w['message']}" for w in fit["warnings"]
     ]

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-FORMS = ("power", "saturating", "shifted", "chinchilla")
+FORMS = ("power", "saturating", "shifted", "chinchilla", "isoflop")
 OBJECTIVES = ("gaussian", "huber", "chinchilla", "l1", "linear")
 
 
@@ -27,6 +27,7 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--max-x", type=float, metavar="V", help="leave out rows with a larger x")
     p.add_argument("--drop-top-y", type=int, default=0, metavar="K", help="leave out the K rows with the highest y")
     p.add_argument("--form", choices=FORMS, default="power")
+    p.add_argument("--budget", metavar="COL", help="compute budget of --form isoflop (the best x at each budget)")
     p.add_argument("--objective", choices=OBJECTIVES, default="gaussian")
     p.add_argument("--sigma", metavar="COL", help="standard deviation of ln y, as weights")
     p.add_argument("--predict", default="", metavar="X,…", help="y at these x, with intervals")
@@ -72,10 +73,14 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
         predict = [float(v) for v in args.predict.split(",") if v.strip()]
     except ValueError:
         raise UserError(f"--predict {args.predict!r} is not a list of numbers; e.g. --predict 3e8,1e9") from None
+    for flag, form in (("x2", "chinchilla"), ("budget", "isoflop")):
+        if (getattr(args, flag) is not None) != (args.form == form):
+            raise UserError(f"--{flag} and --form {form} need each other; give both or neither")
     columns = Columns(
         x=args.x,
         y=args.y,
         x2=args.x2,
+        budget=args.budget,
         sigma=args.sigma,
         group=args.group,
         where=tuple(args.where),
