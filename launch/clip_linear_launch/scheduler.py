@@ -1,0 +1,104 @@
+"""What Slurm says of our jobs: one squeue and one sacct call for all of them, each with a time limit.
+
+squeue is asked first and sacct's *last* row counts: after a requeue an old PREEMPTED or NODE_FAIL row stays behind.
+Both may be missing or silent; the run folders decide then.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+TIMEOUT_S = 20.0
+_WAITING = ("PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "RESV_DEL_HOLD", "SPECIAL_EXIT")
+_RUNNING = ("RUNNING", "SUSPENDED", "COMPLETING", "RESIZING", "SIGNALING", "STAGE_OUT", "STOPPED")
+LIVE = frozenset((*_WAITING, *_RUNNING))
+
+
+@dataclass(frozen=True)
+class Job:
+    """One job or array element: Slurm's state word, its reason, where it runs, its name."""
+
+    state: str
+    reason: str = ""
+    node: str = ""
+    name: str = ""
+    raw_id: str = ""
+
+    @property
+    def is_running(self) -> bool:
+        """It holds its nodes."""
+        return self.state in _RUNNING
+
+    @property
+    def is_live(self) -> bool:
+        """It waits or runs, or will do so again by itself."""
+        return self.state in LIVE
+
+
+def ask(command: list[str]) -> str | None:
+    """The output of a Slurm client, or None when it is not there, fails or does not answer in time."""
+    if shutil.which(command[0]) is None:
+        return None
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout if done.returncode == 0 else None
+
+
+def queued(jobs: Iterable[str] | None = None) -> dict[str, Job] | None:
+    """squeue's jobs by id (``123`` or ``123_4``): those named, or all of this user. None: squeue does not answer."""
+    names = None if jobs is None else sorted({j.split("_")[0] for j in jobs})
+    if names is not None and not names:
+        return {}
+    # -r: one line an array element; an unknown id alone makes squeue fail, so ask for the user's jobs and filter.
+    out = ask(["squeue", "-h", "-r", "-t", "all", "--me", "-o", "%i|%T|%r|%N|%j|%A"])
+    if out is None:
+        return None
+    wanted = None if names is None else set(names)
+    found = {}
+    for line in out.splitlines():
+        job, state, reason, node, name, raw = [*line.split("|", 5), "", "", "", "", ""][:6]
+        if wanted is None or job.split("_")[0] in wanted:
+            found[job] = Job(state.split()[0] if state else "", "" if reason == "None" else reason, node, name, raw)
+    return found
+
+
+def accounted(jobs: Iterable[str]) -> dict[str, Job]:
+    """sacct's last word on each job; empty when there is no accounting."""
+    names = sorted({j.split("_")[0] for j in jobs})
+    if not names:
+        return {}
+    found = {}
+    for start in range(0, len(names), 500):
+        fields = "JobID,State,NodeList,JobName,ExitCode"
+        out = ask(["sacct", "-n", "-X", "-P", "-D", "-o", fields, "-j", ",".join(names[start : start + 500])])
+        for line in (out or "").splitlines():
+            job, state, node, name, code = [*line.split("|"), "", "", "", "", ""][:5]
+            reason = f"exit {code}" if state.startswith("FAILED") else state
+            for one in _elements(job):
+                found[one] = Job(state.split()[0] if state else "", reason, "" if "None" in node else node, name)
+    return found
+
+
+def _elements(job: str) -> list[str]:
+    """``12_[0-2,5%4]`` (pending elements of an array, one row) → 12_0, 12_1, 12_2, 12_5."""
+    match = re.fullmatch(r"(\d+)_\[([^\]%]+)(?:%\d+)?\]", job)
+    if not match:
+        return [job]
+    out = []
+    for part in match.group(2).split(","):
+        low, _, high = part.partition("-")
+        out += [f"{match.group(1)}_{i}" for i in range(int(low), int(high or low) + 1)]
+    return out
+
+
+def config() -> dict[str, str]:
+    """``scontrol show config`` as a dict; empty without Slurm."""
+    out = ask(["scontrol", "show", "config"]) or ""
+    pairs = (line.partition("=") for line in out.splitlines() if "=" in line)
+    return {key.strip(): value.strip() for key, _, value in pairs}
