@@ -30,7 +30,7 @@ def test_dry_run_starts_and_writes_nothing(bench):
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
 def test_a_stopped_or_killed_queue_continues_without_losing_or_repeating_a_step(bench, number):
-    bench.write(how="step_s=0.05,save_every=1", samples=64 * 20)
+    bench.write(how="step_s=0.25,save_every=1", samples=64 * 20)
     queue = bench.start("run")
     bench.until(lambda: bench.sweep.exists() and bench.runs() and bench.step(bench.run_dir()) >= 3, "step 3")
     os.kill(queue.pid, number)
