@@ -81,7 +81,10 @@ def build(config: TrainConfig, device: torch.device) -> Parts:
     if flags["lock_image"]:
         model.lock_image_tower(flags["lock_image_unlocked_groups"], flags["lock_image_freeze_bn_stats"])
     if flags["lock_text"]:
-        model.lock_text_tower(flags["lock_text_unlocked_layers"], flags["lock_text_freeze_layer_norm"])
+        try:
+            model.lock_text_tower(flags["lock_text_unlocked_layers"], flags["lock_text_freeze_layer_norm"])
+        except AssertionError as error:  # OpenCLIP's text towers want --lock-text-freeze-layer-norm, its HF ones do not
+            raise UserError(f"--lock-text: OpenCLIP says {error} Add --lock-text-freeze-layer-norm") from None
     if flags["grad_checkpointing"]:
         model.set_grad_checkpointing()
     return Parts(model, train, val, tokenizer, teacher)

@@ -220,6 +220,14 @@ def _check(config: TrainConfig) -> None:
         "--local-loss without --gather-with-grad gives wrong gradients; give both, or neither",
     )
     need(flags["logs"].lower() != "none", "--logs None is not possible: a run is its folder")
+    need(
+        not config.ours["fsdp"] or config.world_size > 1,
+        "--fsdp shards over ranks, but this run has one; leave it out",
+    )
+    need(
+        not config.ours["fsdp"] or flags["precision"] != "amp",
+        "--fsdp does not work with --precision amp (fp16 scaling); use amp_bf16 or fp32",
+    )
     distilled = flags["distill_model"] is not None
     need(distilled == (flags["distill_pretrained"] is not None), "give both --distill-model and --distill-pretrained")
     need(not distilled or flags["accum_freq"] == 1, "--distill-model does not work with --accum-freq above 1")

@@ -8,7 +8,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from clip_linear.errors import UserError
 from clip_linear.train.config import TrainConfig
 from clip_linear.train.world import World
 
@@ -42,10 +41,6 @@ def wrap(model: nn.Module, config: TrainConfig, world: World) -> nn.Module:
 def _shard(model: nn.Module, config: TrainConfig, world: World) -> None:
     from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
 
-    if world.world_size == 1:
-        raise UserError("--fsdp shards over ranks, but this run has one; leave it out")
-    if config.precision == "amp":
-        raise UserError("--fsdp does not work with --precision amp (fp16 scaling); use amp_bf16 or fp32")
     for module in model.modules():
         if isinstance(module, nn.ModuleList) and all(hasattr(block, "attn") for block in module):
             for block in module:

@@ -1,11 +1,18 @@
 """What the training tests share: a tiny model, batches without shards, runs in this process and in others."""
 
+import io
 import json
+import random
+import subprocess
+import sys
+import tarfile
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 from clip_linear.train.config import resolve
+from PIL import Image
 
 MINI = {
     "embed_dim": 16,
@@ -95,3 +102,47 @@ def weights(run_dir, step: int):
 def same_bits(a, b) -> bool:
     """Whether two state dicts are equal bit for bit."""
     return a.keys() == b.keys() and all(torch.equal(a[k], b[k]) for k in a)
+
+
+COLOURS = {"red": (220, 30, 30), "green": (30, 200, 60), "blue": (40, 60, 220), "black": (10, 10, 10)}
+
+
+def _jpeg(name: str, seed: int) -> bytes:
+    rng = random.Random(seed)
+    image = Image.new("RGB", (40, 40), tuple(min(255, c + rng.randrange(25)) for c in COLOURS[name]))
+    out = io.BytesIO()
+    image.save(out, "JPEG")
+    return out.getvalue()
+
+
+def write_shards(folder: Path, shards: int = 2, per_shard: int = 24) -> str:
+    """Tiny image–text shards of coloured squares; the pattern that names them."""
+    folder.mkdir(parents=True, exist_ok=True)
+    names = list(COLOURS)
+    for s in range(shards):
+        with tarfile.open(folder / f"{s:05d}.tar", "w") as tar:
+            for i in range(per_shard):
+                name = names[i % len(names)]
+                for ext, data in (("jpg", _jpeg(name, 100 * s + i)), ("txt", f"a {name} square".encode())):
+                    info = tarfile.TarInfo(f"{s:03d}{i:06d}.{ext}")
+                    info.size = len(data)
+                    tar.addfile(info, io.BytesIO(data))
+    return str(folder / f"{{00000..{shards - 1:05d}}}.tar")
+
+
+def write_eval_set(folder: Path) -> str:
+    """An ImageFolder of the same squares with its own class names and templates."""
+    for name in COLOURS:
+        (folder / name).mkdir(parents=True)
+        for i in range(2):
+            (folder / name / f"{i}.jpg").write_bytes(_jpeg(name, 1000 + i))
+    (folder / "classnames.txt").write_text("\n".join(sorted(COLOURS)))
+    (folder / "zeroshot_classification_templates.txt").write_text("a {c} square")
+    return str(folder)
+
+
+def command(*args: str, **kwargs: Any) -> subprocess.CompletedProcess:
+    """``python -m clip_linear …`` in another process."""
+    return subprocess.run(
+        [sys.executable, "-m", "clip_linear", *args], capture_output=True, text=True, timeout=240, **kwargs
+    )
