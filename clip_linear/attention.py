@@ -15,10 +15,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from clip_linear.dress import Dress, Site
+from clip_linear.dress import GATES, Dress, Site
 from clip_linear.errors import UserError, unknown
-from clip_linear.local import make_local
-from clip_linear.registry import VariantInfo, own_parameters
+from clip_linear.local import HiddenConv, make_local
+from clip_linear.positions import resize
+from clip_linear.registry import VariantInfo, check_options, own_parameters
 
 
 @dataclass(frozen=True)
@@ -46,6 +47,13 @@ class Tokens:
         if self.index is not None:
             y = y.gather(1, self.index[..., None].expand(-1, -1, y.shape[-1]))
         return F.pad(y, (0, 0, self.prefix, 0))
+
+    def positions(self) -> Tensor | None:
+        """[B, 1, N], counted from 1 through prefix and grid, after PatchDropout; None: they are 1 … N in order."""
+        if self.index is None:
+            return None
+        first = torch.arange(1, self.prefix + 1, device=self.index.device).expand(self.index.shape[0], -1)
+        return torch.cat([first, self.index + 1 + self.prefix], 1)[:, None]
 
     def rope(self, head_dim: int, length: int, device: torch.device) -> tuple[Tensor, Tensor]:
         """(sin, cos) for rotary embeddings, each [N, D], or [B, 1, N, D] after PatchDropout; float32.
@@ -125,18 +133,11 @@ class Variant(nn.Module):
 _COMMON = ("q", "k", "v", "causal", "key_mask", "rope")
 
 
-def check_options(variant: str, known: tuple[str, ...], given: dict[str, Any]) -> None:
-    """Raise UserError for an option that the variant does not have."""
-    for name in given:
-        if name not in known:
-            hint = f"options of {variant}: {', '.join(known) or 'none'}"
-            raise unknown(f"option of variant {variant}", name, known or ("none",), hint)
-
-
 def rotate(x: Tensor, rope: tuple[Tensor, Tensor] | None) -> Tensor:
-    """Rotary embedding of interleaved channel pairs: x cos + (−x₂, x₁, −x₄, x₃, …) sin, in x's precision."""
+    """Rotary embedding of interleaved channel pairs: x cos + (−x₂, x₁, −x₄, x₃, …) sin, in float32 or wider."""
     if rope is None:
         return x
+    x = wide(x)
     sin, cos = (t.to(x.dtype) for t in rope)
     swapped = torch.stack([-x[..., 1::2], x[..., ::2]], -1).flatten(-2)
     return x * cos + swapped * sin
@@ -165,18 +166,56 @@ class AttentionBody(nn.Module):
         self.variant, self.dress, self.site = variant, dress, site
         self.local = make_local(dress.local, site)
         self.norm = nn.LayerNorm(site.width) if dress.norm else None
-        self.gate = nn.Linear(site.width, site.width) if dress.gate else None
+        self.gate = _make_gate(dress.gate, site.width)
+        self.table = nn.Parameter(torch.zeros(site.length * site.width)) if dress.table else None
+        if dress.mlp_conv and not site.mlp_width:
+            raise UserError(
+                "this host's MLP has no plain first layer to put a convolution behind; choose the core preset"
+            )
+        self.mlp_conv = HiddenConv(site) if dress.mlp_conv else None
+
+    @property
+    def needs_grid(self) -> bool:
+        """Whether anything here must know where on the grid a token is."""
+        dress = self.dress
+        return bool(dress.rope or dress.local or dress.table or dress.mlp_conv or self.variant.info.needs_grid)
 
     def forward(self, x: Tensor, q: Tensor, k: Tensor, v: Tensor, tokens: Tokens) -> Tensor:
         """x: the host's normed input [B, N, C]; q, k, v [B, H, N, D]. Returns [B, N, C] before the out projection."""
         rope = tokens.rope(q.shape[-1], q.shape[-2], q.device) if self.dress.rope else None
+        if self.table is not None:
+            k = k + split_heads(self._positions(tokens, k.shape[-2]).to(k.dtype), k.shape[1])
         o = merge_heads(self.variant.attend(q, k, v, tokens, rope))
         if self.local is not None:
             o = o + self.local(x, v, tokens)
         if self.norm is not None:
-            weight, bias = self.norm.weight.float(), self.norm.bias.float()  # float32 also in a half-precision model
-            o = F.layer_norm(o.float(), self.norm.normalized_shape, weight, bias, self.norm.eps).to(o.dtype)
+            o = F.layer_norm(
+                wide(o), self.norm.normalized_shape, wide(self.norm.weight), wide(self.norm.bias), self.norm.eps
+            ).to(o.dtype)
         if self.gate is not None:
             gate = self.gate(x)
             o = o * (F.silu(gate) if self.dress.gate == "silu" else gate)
         return o
+
+    def _positions(self, tokens: Tokens, length: int) -> Tensor:
+        """[1 or B, N, C] rows of the key positions for these tokens."""
+        assert self.table is not None
+        table = self.table.view(-1, self.site.width)
+        if tokens.grid is None:
+            return table[None, :length]
+        if tokens.grid != self.site.grid:
+            table = resize(table, tokens.prefix, self.site.grid, tokens.grid, length)
+        positions = tokens.positions()
+        return table[None] if positions is None else table[positions[:, 0] - 1]
+
+
+def _make_gate(kind: str | None, width: int) -> nn.Linear | None:
+    if kind is None:
+        return None
+    if kind not in GATES:
+        raise unknown("gate", kind, GATES, f"use one of: {', '.join(GATES)}")
+    gate = nn.Linear(width, width)
+    if kind == "linear":  # as MALA, RALA and PolaFormer start; NaLaFormer's SiLU gate has torch's initial values
+        nn.init.trunc_normal_(gate.weight, std=0.02)
+        nn.init.zeros_(gate.bias)
+    return gate

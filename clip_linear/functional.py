@@ -6,8 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
-from clip_linear.attention import check_options
-from clip_linear.registry import variant_class
+from clip_linear.registry import check_options, variant_class
 
 
 def attention(

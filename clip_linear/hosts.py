@@ -6,52 +6,36 @@ looks for the old class (``convert_weights_to_lp``, for one) still finds it.
 
 from __future__ import annotations
 
-import torch
+import inspect
+from typing import Any
+
 from open_clip.transformer import Attention as OpenClipAttention
 from timm.layers.attention import Attention as TimmAttention
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from clip_linear.attention import AttentionBody, Tokens, split_heads
+from clip_linear.layout import Layout
+from clip_linear.masks import with_mask
 
 
-class _Host:
-    """What all hosts share: the body and what is known of the tokens before the call."""
+class Host:
+    """What all hosts share: the body and the layout of the tower."""
 
     body: AttentionBody
-    tokens: Tokens
+    layout: Layout
     num_heads: int
+    true_is_masked = False  # in a boolean mask
 
-    def _tokens(self, x: Tensor, attn_mask: Tensor | None) -> Tokens:
-        """The Tokens of this call. Raises ValueError for a mask that is neither causal nor a key mask."""
-        if attn_mask is None:
-            if self.tokens.causal:
-                raise ValueError("this tower was built causal but was called without its mask")
-            return self.tokens
-        raise_unless_causal(attn_mask, self.tokens.causal)
-        return self.tokens
+    def _tokens(self, x: Tensor, mask: Tensor | None) -> Tokens:
+        tokens = self.layout.tokens(x.shape[1], self.body.needs_grid)
+        return with_mask(tokens, mask, self.num_heads, self.true_is_masked)
 
 
-def raise_unless_causal(mask: Tensor, causal: bool) -> None:
-    """Linear attention cannot apply an arbitrary mask, so any other than the tower's own causal one is refused.
-
-    The look at the values is left out under torch.compile and on accelerators, where it would cost a graph break or a
-    wait for the device; there the shape alone is checked.
-    """
-    length = mask.shape[-1]
-    known = causal and mask.ndim == 2 and mask.shape[0] == length
-    if known and mask.device.type == "cpu" and not torch.compiler.is_compiling():
-        allowed = mask == 0 if mask.is_floating_point() else ~mask
-        known = bool(torch.equal(allowed, torch.ones(length, length, dtype=torch.bool).tril()))
-    if not known:
-        raise ValueError(
-            f"attention mask of shape {tuple(mask.shape)} is not the causal mask this tower was built with; "
-            "linear attention supports causal and key masks only"
-        )
-
-
-class SwappedMultiheadAttention(_Host, nn.MultiheadAttention):
+class SwappedMultiheadAttention(Host, nn.MultiheadAttention):
     """For ``nn.MultiheadAttention`` as OpenCLIP's ResidualAttentionBlock calls it (batch first, self-attention)."""
+
+    true_is_masked = True
 
     def forward(  # type: ignore[override]
         self,
@@ -64,7 +48,7 @@ class SwappedMultiheadAttention(_Host, nn.MultiheadAttention):
         average_attn_weights: bool = True,
         is_causal: bool = False,
     ) -> tuple[Tensor, None]:
-        """query = key = value [B, N, C] -> ([B, N, C], None)."""
+        """query = key = value [B, N, C] -> ([B, N, C], None). Raises ValueError for any other use."""
         if key is not query or value is not query or key_padding_mask is not None:
             raise ValueError(
                 "a swapped block is self-attention without key_padding_mask; cross-attention stays softmax"
@@ -74,24 +58,44 @@ class SwappedMultiheadAttention(_Host, nn.MultiheadAttention):
         return self.out_proj(self.body(query, q, k, v, self._tokens(query, attn_mask))), None
 
 
-class SwappedAttention(_Host, OpenClipAttention):
-    """For OpenCLIP's own ``Attention`` (custom blocks, with their qk_norm, scale_heads and inner_norm)."""
+class OpenClipHost(Host):
+    """``forward`` for OpenCLIP's own ``Attention``: that of 3.x, used by custom blocks, and that of its main branch.
 
-    def forward(self, x: Tensor, attn_mask: Tensor | None = None) -> Tensor:
-        """x [B, N, C] -> [B, N, C]."""
-        qkv = F.linear(x, self.in_proj_weight, self.in_proj_bias)
+    The main branch calls every attention as (x, k_x, v_x, attn_mask), and a True in its masks means "keep".
+    """
+
+    def forward(
+        self, x: Tensor, k_x: Tensor | None = None, v_x: Tensor | None = None, attn_mask: Tensor | None = None
+    ) -> Tensor:
+        """x [B, N, C] -> [B, N, C]. Raises ValueError for cross-attention."""
+        me: Any = self
+        if (k_x is not None and k_x is not x) or (v_x is not None and v_x is not x):
+            raise ValueError("a swapped block is self-attention; cross-attention stays softmax")
+        qkv = F.linear(x, me.in_proj_weight, me.in_proj_bias)
         q, k, v = (split_heads(t, self.num_heads) for t in qkv.chunk(3, -1))
-        o = self.body(x, self.ln_q(q), self.ln_k(k), v, self._tokens(x, attn_mask))
-        if self.head_scale is not None:
-            o = (o.unflatten(-1, (self.num_heads, -1)) * self.head_scale[:, :, 0]).flatten(2)
-        return self.out_drop(self.out_proj(self.ln_inner(o)))
+        q, k = _through(me, "ln_q", q), _through(me, "ln_k", k)
+        o = self.body(x, q, k, v, self._tokens(x, attn_mask))
+        if getattr(me, "head_scale", None) is not None:
+            o = (o.unflatten(-1, (self.num_heads, -1)) * me.head_scale[:, :, 0]).flatten(2)
+        return _through(me, "out_drop", me.out_proj(_through(me, "ln_inner", o)))
 
 
-class SwappedTimmAttention(_Host, TimmAttention):
+def _through(module: nn.Module, name: str, x: Tensor) -> Tensor:
+    part = getattr(module, name, None)
+    return x if part is None else part(x)
+
+
+class SwappedAttention(OpenClipHost, OpenClipAttention):  # type: ignore[misc]
+    """For OpenCLIP's own ``Attention``, with its qk_norm, scale_heads and inner_norm."""
+
+    true_is_masked = "k_x" not in inspect.signature(OpenClipAttention.forward).parameters
+
+
+class SwappedTimmAttention(Host, TimmAttention):
     """For ``timm.layers.attention.Attention`` (timm ViTs, SigLIP's image towers), also with qk-norm."""
 
     def forward(self, x: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
-        """x [B, N, C] -> [B, N, C]."""
+        """x [B, N, C] -> [B, N, C]. Raises ValueError for causal use."""
         if is_causal:
             raise ValueError("a swapped timm block is bidirectional; is_causal=True is not supported")
         q, k, v = (split_heads(t, self.num_heads) for t in self.qkv(x).chunk(3, -1))
@@ -107,3 +111,15 @@ HOSTS: dict[type[nn.Module], type[nn.Module]] = {
     OpenClipAttention: SwappedAttention,
     TimmAttention: SwappedTimmAttention,
 }
+
+
+class HiddenHook:
+    """Runs a body's MLP convolution behind the first layer of its block's MLP."""
+
+    def __init__(self, body: AttentionBody, layout: Layout) -> None:
+        self.body, self.layout = body, layout
+
+    def __call__(self, module: nn.Module, args: tuple[Any, ...], output: Tensor) -> Tensor:
+        """output [B, N, M] -> [B, N, M]."""
+        assert self.body.mlp_conv is not None
+        return self.body.mlp_conv.convolve(output, self.layout.tokens(output.shape[1], True))

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from clip_linear.errors import UserError, unknown
-from clip_linear.registry import list_variants
+from clip_linear.registry import check_options, declaration, list_variants
 
 KEY = "linear_attn"
 TOWERS = {"image": "vision_cfg", "text": "text_cfg"}
@@ -35,12 +35,17 @@ def known_models() -> list[str]:
     return list(_config_files())
 
 
-def parse_spec(spec: str | dict[str, Any]) -> dict[str, Any]:
-    """``"mala"``, ``"mala.paper"`` or a ``linear_attn`` dict as a complete, validated dict (keys: kind, preset, and
-    dress, layers, options where they say anything). Raises UserError with the nearest names."""
+def parse_spec(spec: str | dict[str, Any], tower: str | None = None) -> dict[str, Any]:
+    """``"mala"``, ``"mala.paper"`` or a ``linear_attn`` dict as a complete, validated dict.
+
+    Its keys are kind, preset, and dress, layers, options where they say anything. Raises UserError, with the nearest
+    names, for unknown keys, variants, presets, dress parts and options, and for a tower the variant has no form for.
+    """
     if isinstance(spec, str):
         kind, dot, preset = spec.partition(".")
         spec = {"kind": kind, "preset": preset if dot else "core"}
+    if not isinstance(spec, dict):
+        raise UserError(f"{KEY} is {spec!r}; write a variant's name or a dict with a key 'kind'")
     strange = [k for k in spec if k not in _SPEC_KEYS]
     if strange:
         raise unknown(f"key in {KEY}", strange[0], _SPEC_KEYS, f"a {KEY} config has: {', '.join(_SPEC_KEYS)}")
@@ -49,11 +54,19 @@ def parse_spec(spec: str | dict[str, Any]) -> dict[str, Any]:
         raise unknown("variant", kind, list_variants(), "run: clip-linear list")
     if preset not in _PRESETS:
         raise unknown("preset", str(preset), _PRESETS, f"write {kind}.core or {kind}.paper")
+    known = declaration(kind)
+    if tower is not None and tower not in known.info.towers:
+        raise UserError(f"variant {kind!r} has no form for the {tower} tower; run: clip-linear list")
     out: dict[str, Any] = {"kind": kind, "preset": preset}
     for key, empty in (("dress", {}), ("layers", "all"), ("options", {})):
         value = spec.get(key, empty)
         if value not in (empty, None):
             out[key] = value
+    for key in ("dress", "options"):
+        if not isinstance(out.get(key, {}), dict):
+            raise UserError(f"{key} of {KEY} is {out[key]!r}; write a dict")
+    known.dress(preset, out.get("dress", {}))
+    check_options(kind, tuple(known.info.options), out.get("options", {}))
     return out
 
 
@@ -70,14 +83,14 @@ def with_variants(config: dict[str, Any], image: Any = None, text: Any = None) -
     config = copy.deepcopy(config)
     for tower, spec in (("image", image), ("text", text)):
         if spec is not None:
-            config[TOWERS[tower]][KEY] = parse_spec(spec)
+            config[TOWERS[tower]][KEY] = parse_spec(spec, tower)
     return config
 
 
 def tower_spec(config: dict[str, Any], tower: str) -> dict[str, Any] | None:
     """The validated ``linear_attn`` spec of a tower of a model config, or None where it is untouched."""
     spec = (config.get(TOWERS[tower]) or {}).get(KEY)
-    return None if spec is None else parse_spec(spec)
+    return None if spec is None else parse_spec(spec, tower)
 
 
 def variant_label(config: dict[str, Any], tower: str) -> str:

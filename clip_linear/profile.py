@@ -190,7 +190,7 @@ def core_macs(info: VariantInfo, site: Site, rope: bool = False) -> int:
     """
     if info.macs:
         return evaluate(info.macs, site.sizes)
-    total, N = 0, site.length
+    total, N = evaluate(info.feature_macs or "0", site.sizes), site.length
     for features, values in info.streams:
         F, E = evaluate(features, site.sizes), evaluate(values, site.sizes)
         if site.causal:

@@ -40,6 +40,7 @@ class VariantInfo:
     causal_source: str = "derived"  # "paper": the causal form is published; "derived": it is ours
     state_per_head: str = "D·E"  # numbers that the state of one head holds
     streams: tuple[tuple[str, str], ...] = (("D", "E"),)  # (features, values) of each call of the primitive, per head
+    feature_macs: str = ""  # multiply–accumulates of one head to make the features, where that is a product
     macs: str = ""  # multiply–accumulates of one head instead of those of the streams, both causal and not
     tensors: dict[str, str] = field(default_factory=dict)  # the equation's own parameters -> how many numbers each
     options: dict[str, str] = field(default_factory=dict)  # option -> what it does, in a few words
@@ -146,3 +147,11 @@ def _read(path: Path) -> Declaration | None:
 def own_parameters(info: VariantInfo, site: Site) -> dict[str, int]:
     """How many numbers each of the equation's own parameters holds in one layer."""
     return {name: evaluate(formula, site.sizes) for name, formula in info.tensors.items()}
+
+
+def check_options(variant: str, known: tuple[str, ...], given: dict[str, Any]) -> None:
+    """Raise UserError for an option that the variant does not have."""
+    for name in given:
+        if name not in known:
+            hint = f"options of {variant}: {', '.join(known) or 'none'}"
+            raise unknown(f"option of variant {variant}", name, known or ("none",), hint)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from clip_linear.attention import Variant, rotate, wide
+from clip_linear.attention import Variant, rotate
 from clip_linear.registry import VariantInfo
 from clip_linear_kernels import linear_attention
 
@@ -22,6 +22,8 @@ class AffineEq4(Variant):
         name="affine_eq4",
         equation="oᵢ = Σⱼ(1 + q̂ᵢ·k̂ⱼ)vⱼ / Σⱼ(1 + q̂ᵢ·k̂ⱼ), q̂ = q/‖q‖",
         source="Gerami et al. 2026, arXiv 2604.10064, eq. 4",
+        bibtex="@misc{gerami2026affine, author={Gerami and Madani and Duraiswami}, year={2026}, "
+        "eprint={2604.10064}, archivePrefix={arXiv}}",
         causal_source="paper",
         state_per_head="D·E + D + E",
         options={"normalize_qk": "L2-normalise q and k per head (default true)"},
@@ -40,8 +42,8 @@ class AffineEq4(Variant):
     ) -> Tensor:
         """Shapes of Variant.attention."""
         return linear_attention(
-            rotate(wide(q), rope),
-            rotate(wide(k), rope),
+            rotate(q, rope),
+            rotate(k, rope),
             v,
             feature="l2" if normalize_qk else "identity",
             normaliser="affine",

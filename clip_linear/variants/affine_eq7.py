@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from clip_linear.attention import Variant, rotate, wide
+from clip_linear.attention import Variant, rotate
 from clip_linear.errors import unknown
 from clip_linear.registry import VariantInfo
 from clip_linear_kernels import linear_attention
@@ -26,6 +26,8 @@ class AffineEq7(Variant):
         name="affine_eq7",
         equation="oᵢ = ½ Σⱼ(1 + q̂ᵢ·k̂ⱼ)vⱼ, q̂ = q/‖q‖",
         source="Gerami et al. 2026, arXiv 2604.10064, eq. 7",
+        bibtex="@misc{gerami2026affine, author={Gerami and Madani and Duraiswami}, year={2026}, "
+        "eprint={2604.10064}, archivePrefix={arXiv}}",
         causal_source="paper",
         state_per_head="D·E + E",
         options={"output_scale": '"sum" (published) or "mean" (divided by the number of keys)'},
@@ -46,8 +48,8 @@ class AffineEq7(Variant):
         if output_scale not in _NORMALISERS:
             raise unknown("output_scale of affine_eq7", output_scale, _NORMALISERS, 'use "sum" or "mean"')
         return linear_attention(
-            rotate(wide(q), rope),
-            rotate(wide(k), rope),
+            rotate(q, rope),
+            rotate(k, rope),
             v,
             feature="l2",
             normaliser=_NORMALISERS[output_scale],

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from clip_linear.attention import Variant, rotate, wide
+from clip_linear.attention import Variant, rotate
 from clip_linear.registry import VariantInfo
 from clip_linear_kernels import linear_attention
 
@@ -21,6 +21,9 @@ class Elu(Variant):
         equation="oᵢ = φ(qᵢ)·Σⱼφ(kⱼ)ᵀvⱼ / φ(qᵢ)·Σⱼφ(kⱼ), φ = ELU + 1",
         source="Katharopoulos et al. 2020, arXiv 2006.16236",
         title="Transformers are RNNs: Fast Autoregressive Transformers with Linear Attention",
+        bibtex="@inproceedings{katharopoulos2020transformers, title={Transformers are {RNN}s: Fast Autoregressive "
+        "Transformers with Linear Attention}, author={Katharopoulos, Angelos and Vyas, Apoorv and Pappas, Nikolaos and "
+        "Fleuret, Fran{\\c{c}}ois}, booktitle={ICML}, year={2020}, eprint={2006.16236}, archivePrefix={arXiv}}",
         causal_source="paper",
         state_per_head="D·E + D",
     )
@@ -37,8 +40,8 @@ class Elu(Variant):
     ) -> Tensor:
         """Shapes of Variant.attention."""
         return linear_attention(
-            rotate(wide(q), rope),
-            rotate(wide(k), rope),
+            rotate(q, rope),
+            rotate(k, rope),
             v,
             feature="elu1",
             normaliser="mean",

@@ -20,6 +20,10 @@ class Softmax(Variant):
         name="softmax",
         equation="oᵢ = Σⱼ softmaxⱼ(qᵢ·kⱼ/√D) vⱼ",
         source="Vaswani et al. 2017, arXiv 1706.03762",
+        bibtex="@inproceedings{vaswani2017attention, title={Attention Is All You Need}, author={Vaswani, Ashish and "
+        "Shazeer, Noam and Parmar, Niki and Uszkoreit, Jakob and Jones, Llion and Gomez, Aidan N and Kaiser, "
+        "{\\L}ukasz and Polosukhin, Illia}, booktitle={NeurIPS}, year={2017}, eprint={1706.03762}, "
+        "archivePrefix={arXiv}}",
         causal_source="paper",
         state_per_head="N·(D + E)",
         macs="N²·(D + E)",
