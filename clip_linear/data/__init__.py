@@ -12,6 +12,7 @@ _EXPORTS = {
     "Sample": "clip_linear.data.samples",
     "TrainLoader": "clip_linear.data.loader",
     "count_samples": "clip_linear.data.shards",
+    "ShardWriter": "clip_linear.data.write",
     "expand": "clip_linear.data.shards",
     "merge_states": "clip_linear.data.state",
     "read_groups": "clip_linear.data.reader",

@@ -62,7 +62,7 @@ def decode_image(
         orientation = _orientation(image)
         image = _to_rgb(image)
     except PIL.Image.DecompressionBombError as error:
-        raise BadImageError("image_too_large", str(error)) from None
+        raise BadImageError("image_too_large", f"more than {max_pixels} pixels ({error})"[:200]) from None
     except DECODE_ERRORS as error:
         raise BadImageError("image_decode_error", f"{type(error).__name__}: {error}"[:200]) from None
     return _bound_aspect(_turn(image, orientation), max_aspect)

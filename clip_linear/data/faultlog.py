@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import logging
 import math
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from clip_linear.data.faults import Fault, costs_a_sample
 from clip_linear.errors import RunError
-from clip_linear.files import append_jsonl, replacing
+from clip_linear.files import append_jsonl, locked, replacing
 
 log = logging.getLogger(__name__)
 
@@ -21,13 +20,13 @@ log = logging.getLogger(__name__)
 class FaultLog:
     """Writes this rank's rows; after a restart first drops those written after the checkpoint."""
 
-    def __init__(self, path: Path | None, rank: int, world_size: int, rows: Mapping[str, int] | None) -> None:
+    def __init__(self, path: Path | None, rank: int, world_size: int, rows: Mapping[str, int]) -> None:
         self.path, self.rank = path, rank
-        self.written = (rows or {}).get(str(rank), 0)
+        self.written = rows.get(str(rank), 0)
         self.seen: set[str] = set()
         if path is not None and path.exists():
-            with _locked(path):
-                _cut_back(path, rank, world_size, rows or {})
+            with locked(path.parent):
+                _cut_back(path, rank, world_size, rows)
 
     def write(self, faults: Sequence[Fault]) -> int:
         """Write the faults of one batch; returns the number of this rank's rows in the file."""
@@ -37,26 +36,17 @@ class FaultLog:
                 where = fault.shard + (f" key {fault.key}" if fault.key is not None else "")
                 log.warning("data: %s, first in %s (%s)", fault.reason, where, fault.detail)
         if self.path is not None and faults:
-            with _locked(self.path):
+            with locked(self.path.parent):
                 append_jsonl(self.path, *(f.row(self.rank) for f in faults))
         self.written += len(faults)
         return self.written
 
-    def close(self, counts: Mapping[str, int]) -> None:
-        """One line with the count of every kind."""
-        if counts and self.rank == 0:
-            log.warning("data: lost or odd so far: %s", ", ".join(f"{reason} ×{n}" for reason, n in counts.items()))
-
-
-@contextlib.contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    """Hold a lock among the ranks that share the file, where the file system has locks."""
-    import fcntl
-
-    with open(path.with_name(f".{path.name}.lock"), "a", encoding="ascii") as lock:
-        with contextlib.suppress(OSError):
-            fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
+    def close(self, faults: Mapping[str, int], delivered: Mapping[str, int]) -> None:
+        """One line with the count of every kind, and one with the samples of each source if there are several."""
+        if self.rank == 0 and faults:
+            log.warning("data: lost or odd: %s", ", ".join(f"{reason} ×{n}" for reason, n in faults.items()))
+        if self.rank == 0 and len(delivered) > 1:
+            log.info("data: samples by source: %s", ", ".join(f"{s}: {n}" for s, n in delivered.items()))
 
 
 def _cut_back(path: Path, rank: int, world_size: int, rows: Mapping[str, int]) -> None:
@@ -88,20 +78,17 @@ class RateLimit:
     WINDOW = 10_000
     LEAST = 100
 
-    def __init__(self, max_rate: float) -> None:
+    def __init__(self, max_rate: float, streams: Mapping[str, Mapping[str, Any] | None]) -> None:
         self.max_rate = max_rate
-        self.before: dict[int, tuple[int, int]] = {}
+        self.before = {name: _read_and_bad(state) for name, state in streams.items() if state is not None}
         self.parts: deque[tuple[int, int]] = deque()
         self.groups = self.bad = 0
 
-    def check(self, stream: int, state: Mapping[str, Any], faults: Mapping[str, int]) -> None:
+    def check(self, stream: str, state: Mapping[str, Any], faults: Mapping[str, int]) -> None:
         """Take in what a stream has read by now. Raises RunError with a table of the faults."""
-        groups = state["groups"]
-        bad = sum(n for reason, n in state["faults"].items() if costs_a_sample(reason))
-        had = self.before.get(stream)
+        groups, bad = _read_and_bad(state)
+        had = self.before.get(stream, (0, 0))
         self.before[stream] = (groups, bad)
-        if had is None:
-            had = (0, 0)
         self.parts.append((groups - had[0], bad - had[1]))
         self.groups += groups - had[0]
         self.bad += bad - had[1]
@@ -123,3 +110,7 @@ class RateLimit:
             return rate
         spread = z * math.sqrt(rate * (1 - rate) / n + z * z / (4 * n * n))
         return (rate + z * z / (2 * n) - spread) / (1 + z * z / n)
+
+
+def _read_and_bad(state: Mapping[str, Any]) -> tuple[int, int]:
+    return state["groups"], sum(n for reason, n in state["faults"].items() if costs_a_sample(reason))

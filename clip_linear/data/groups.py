@@ -81,7 +81,8 @@ def group_members(index: TarIndex, file: BinaryIO, every_role: bool = False) -> 
         folder, key, extension = split_name(member.name)
         if not key or not extension or "__MACOSX" in folder.split("/"):
             continue
-        extensions[extension] += 1
+        # Dots in the key make each extension another one: they are counted together.
+        extensions[extension if "." not in extension else f"*.{extension.rpartition('.')[2]}"] += 1
         if not every_role and not has_role(extension):
             continue
         _place(found.setdefault((member.segment, folder, key), []), folder, key, extension, member, position)
@@ -134,7 +135,10 @@ def _mark_damaged(groups: list[Group], index: TarIndex) -> None:
     if not index.damages:
         return
     damages = sorted(index.damages)
-    interleaved = any(p[-1] - p[0] + 1 > 2 * len(p) + 2 for p in (g.positions for g in groups))
+    taken = sorted(p for g in groups for p in g.positions)
+    spread = [bisect.bisect(taken, max(p)) - bisect.bisect_left(taken, min(p)) > len(p)
+              for p in (g.positions for g in groups) if len(p) > 1]  # fmt: skip
+    interleaved = 2 * sum(spread) > len(spread)
     for group in groups:
         beside = any(bisect.bisect_left(damages, p) != bisect.bisect_right(damages, p + 1) for p in group.positions)
         group.is_damaged |= interleaved or beside

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import faulthandler
-import functools
 import logging
 import os
 import signal
-import sys
-from collections.abc import Iterator, Mapping
+import threading
+import time
+from collections.abc import Generator, Iterator, Mapping
 from dataclasses import dataclass
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
@@ -17,17 +20,21 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
+from clip_linear.data.cache import ShardCache
 from clip_linear.data.config import DataConfig
 from clip_linear.data.faultlog import FaultLog, RateLimit
+from clip_linear.data.faults import Fault
 from clip_linear.data.fetch import Store
 from clip_linear.data.filters import parse_filters
-from clip_linear.data.shards import shard_list
-from clip_linear.data.state import adopt, fingerprint, fresh_stream
+from clip_linear.data.shards import ShardList, shard_list
+from clip_linear.data.state import add_up, adopt, fingerprint, fresh_stream
 from clip_linear.data.stream import NoSamplesError, Stream, StreamPlan
 from clip_linear.data.transform import Prepare, own_randomness
+from clip_linear.data.watch import Watchdog, describe_dead, dump_workers, too_slow
 from clip_linear.errors import RunError, UserError
 
 log = logging.getLogger(__name__)
+_POLL_S = 2.0  # how often a wait for a worker looks whether it lives
 
 
 @dataclass
@@ -78,41 +85,45 @@ class TrainLoader:
     ) -> None:
         shards = check_config(config)
         self.config, self.rank, self.step = config, rank, step
-        self.per_rank = max(1, config.workers)
-        streams = self.per_rank * world_size
-        name = fingerprint(shards.urls)
+        self.total = -(-config.num_samples // (config.batch_size * world_size))
+        per_rank = max(1, config.workers)
         self.state = adopt(
             state,
-            shards=name,
+            shards=fingerprint(shards.urls),
             n_shards=len(shards.urls),
             seed=config.seed,
-            streams=streams,
+            streams=per_rank * world_size,
             resampled=config.dataset_resampled,
         )
-        self.total = -(-config.num_samples // (config.batch_size * world_size))
-        plan = StreamPlan(
-            shards=shards,
-            seed=config.seed,
-            era=self.state["era"],
-            streams=streams,
-            resampled=config.dataset_resampled,
-            batch_size=config.batch_size,
-            buffer_bytes=int(config.shuffle_buffer_mib * 2**20),
-            caption_key=config.caption_key,
-            filters=parse_filters(config.filters),
-        )
-        mine = range(rank * self.per_rank, (rank + 1) * self.per_rank)
+        mine = list(range(rank * per_rank, (rank + 1) * per_rank))
         self.mine = [str(s) for s in mine]
+        if any(name not in self.state["streams"] for name in self.mine[: step if state is not None else 0]):
+            log.warning("the checkpoint holds no data state of rank %d: its data begin anew", rank)
+        # Former ranks' rows stay in the file, and rank 0 goes on telling how many there are.
+        self.rows = {
+            r: n for r, n in self.state["rows"].items() if int(r) == rank or (rank == 0 and int(r) >= world_size)
+        }
+        self.log = FaultLog(faults_path, rank, world_size, self.state["rows"])
+        self.limit = RateLimit(config.max_fault_rate, {s: self.state["streams"].get(s) for s in self.mine})
+        self.rss_bytes: dict[int, int] = {}
         self.dataset = StreamDataset(
-            plan,
+            StreamPlan(
+                shards=shards,
+                seed=config.seed,
+                era=self.state["era"],
+                streams=per_rank * world_size,
+                resampled=config.dataset_resampled,
+                batch_size=config.batch_size,
+                buffer_bytes=int(config.shuffle_buffer_mib * 2**20),
+                caption_key=config.caption_key,
+                filters=parse_filters(config.filters),
+            ),
             Prepare(preprocess, tokenizer, config),
             [(s, self.state["streams"].get(str(s)) or fresh_stream()) for s in mine],
             step,
             max(0, self.total - step),
+            (config.shard_cache, int(config.shard_cache_gib * 2**30)),
         )
-        self.log = FaultLog(faults_path, rank, world_size, self.state["rows"] if state is not None else None)
-        self.limit = RateLimit(config.max_fault_rate)
-        self.rss_bytes: dict[int, int] = {}
 
     def __len__(self) -> int:
         return self.total
@@ -120,41 +131,71 @@ class TrainLoader:
     @property
     def faults(self) -> dict[str, int]:
         """Faults of this rank by reason, up to the last batch."""
-        total: dict[str, int] = {}
-        for stream in self.mine:
-            for reason, n in self.state["streams"].get(stream, {}).get("faults", {}).items():
-                total[reason] = total.get(reason, 0) + n
-        return dict(sorted(total.items()))
+        return self._total("faults")
+
+    @property
+    def delivered(self) -> dict[str, int]:
+        """Samples delivered to this rank by source (``"0"``, ``"1"``, … of ``--train-data``), up to the last batch."""
+        return self._total("delivered")
+
+    def _total(self, what: str) -> dict[str, int]:
+        streams = self.state["streams"]
+        return dict(sorted(add_up(streams[s][what] for s in self.mine if s in streams).items()))
 
     def __iter__(self) -> Iterator[Batch]:
         items = self._here() if self.config.workers == 0 else self._from_workers()
-        for item in items:
-            if isinstance(item, str):
-                self.log.close(self.faults)
-                raise RunError(item)
-            yield self._receive(item)
-        self.log.close(self.faults)
+        with contextlib.closing(items):
+            for item in items:
+                if isinstance(item, Failure):
+                    raise UserError(item.text) if item.is_users else RunError(item.text)
+                yield self._receive(item)
+        self.log.close(self.faults, self.delivered)
 
-    def _receive(self, item: dict[str, Any]) -> Batch:
-        stream = str(item["stream"])
-        self.rss_bytes[item["pid"]] = item["rss_bytes"]
-        streams = {**self.state["streams"], stream: item["state"]}
-        rows = {**self.state["rows"], str(self.rank): self.log.write(item["faults"])}
-        self.state = {**self.state, "streams": streams, "rows": rows}
-        self.limit.check(item["stream"], item["state"], self.faults)
-        own = {s: streams[s] for s in self.mine if s in streams}
-        return Batch(item["images"], item["texts"], len(item["texts"]), {**self.state, "streams": own})
+    def _receive(self, item: Item) -> Batch:
+        stream = str(item.stream)
+        self.rss_bytes[item.pid] = item.rss_bytes
+        self.rows = {**self.rows, str(self.rank): self.log.write(item.faults)}
+        self.state = {**self.state, "streams": {**self.state["streams"], stream: item.state}}
+        self.limit.check(stream, item.state, self.faults)
+        own = {s: self.state["streams"][s] for s in self.mine if s in self.state["streams"]}
+        return Batch(item.images, item.texts, len(item.texts), {**self.state, "streams": own, "rows": self.rows})
 
-    def _here(self) -> Iterator[Any]:
+    def _here(self) -> Generator[Item | Failure, None, None]:
         items = iter(self.dataset)
-        while True:
-            with own_randomness():
-                item = next(items, None)
-            if item is None:
-                return
-            yield item
+        watchdog = Watchdog(self.config.timeout_s)
+        try:
+            while True:
+                with watchdog.watching(), own_randomness():
+                    item = next(items, None)
+                if item is None:
+                    return
+                yield item
+        finally:
+            watchdog.close()
 
-    def _from_workers(self) -> Iterator[Any]:
+    def _from_workers(self) -> Generator[Item | Failure, None, None]:
+        items = self._start_workers()
+        workers: list[BaseProcess] = getattr(items, "_workers", [])
+        deadline = time.monotonic() + self.config.timeout_s
+        while True:
+            try:
+                item = next(items)
+            except StopIteration:
+                return
+            except RuntimeError as error:
+                dead = describe_dead(workers, self.rss_bytes)
+                if dead is not None:
+                    raise RunError(dead) from None
+                if "timed out" not in str(error):
+                    raise
+                if time.monotonic() < deadline:
+                    continue
+                dump_workers(workers)
+                raise RunError(too_slow(self.config.timeout_s)) from None
+            yield item
+            deadline = time.monotonic() + self.config.timeout_s
+
+    def _start_workers(self) -> Iterator[Item | Failure]:
         loader = DataLoader(
             self.dataset,
             batch_size=None,
@@ -162,19 +203,20 @@ class TrainLoader:
             collate_fn=_same,
             worker_init_fn=_start_worker,
             prefetch_factor=2,
-            timeout=self.config.timeout_s,
+            timeout=min(_POLL_S, self.config.timeout_s),
             pin_memory=torch.cuda.is_available(),
             multiprocessing_context=self.config.start_method,
+            generator=torch.Generator(),  # its base seed is drawn from here, not from the process's generator
         )
+        before = signal.getsignal(signal.SIGCHLD)
         items = iter(loader)
-        while True:
-            try:
-                yield next(items)
-            except StopIteration:
-                return
+        if threading.current_thread() is threading.main_thread():
+            # torch's handler raises wherever the main thread happens to be; we look after the workers where we wait.
+            signal.signal(signal.SIGCHLD, before)
+        return items
 
 
-def check_config(config: DataConfig) -> Any:
+def check_config(config: DataConfig) -> ShardList:
     """The shards of a config whose settings can be. Raises UserError."""
     for name, least in (("batch_size", 1), ("num_samples", 1), ("workers", 0)):
         if getattr(config, name) < least:
@@ -184,36 +226,69 @@ def check_config(config: DataConfig) -> Any:
     return shard_list(config.train_data, config.upsampling_factors)
 
 
+@dataclass
+class Item:
+    """One batch on its way out of a worker."""
+
+    images: Tensor
+    texts: Tensor
+    stream: int
+    state: dict[str, Any]
+    faults: list[Fault]
+    pid: int
+    rss_bytes: int
+
+    def pin_memory(self) -> Item:
+        """Asked for by the DataLoader when there is a GPU; the state, which may be long, is not walked through."""
+        return dataclasses.replace(self, images=self.images.pin_memory(), texts=self.texts.pin_memory())
+
+
+@dataclass(frozen=True)
+class Failure:
+    """An error on its way out of a worker, as a value: an exception would arrive inside a traceback."""
+
+    text: str
+    is_users: bool = False
+
+
 class StreamDataset(IterableDataset):  # type: ignore[type-arg]
     """The streams of one rank; in a worker process, that worker's one."""
 
     def __init__(
-        self, plan: StreamPlan, prepare: Prepare, streams: list[tuple[int, dict[str, Any]]], step: int, left: int
+        self,
+        plan: StreamPlan,
+        prepare: Prepare,
+        streams: list[tuple[int, dict[str, Any]]],
+        step: int,
+        left: int,
+        cache: tuple[str | None, int],
     ) -> None:
         self.plan, self.prepare, self.streams, self.step, self.left = plan, prepare, streams, step, left
+        self.cache = cache
 
-    def __iter__(self) -> Iterator[dict[str, Any] | str]:
+    def __iter__(self) -> Iterator[Item | Failure]:
         info = get_worker_info()
         turn = info.id if info is not None else 0
         # The DataLoader asks worker 0 first, also after a restart in the middle of a round: turn the streams instead.
         number, state = self.streams[(turn + self.step) % len(self.streams)]
         batches = len(range(turn, self.left, len(self.streams)))
         try:
-            stream = Stream(self.plan, number, state, self.prepare, Store())
-            for _ in range(batches):
-                pairs, after, faults = stream.next_batch()
-                images, texts = self.prepare.batch(pairs)
-                yield {
-                    "images": images,
-                    "texts": texts,
-                    "stream": number,
-                    "state": after,
-                    "faults": faults,
-                    "pid": os.getpid(),
-                    "rss_bytes": _rss_bytes(),
-                }
-        except NoSamplesError as error:  # as a value: an exception would reach the main process inside a traceback
-            yield str(error)
+            yield from self._batches(number, state, batches)
+        except UserError as error:
+            yield Failure(str(error), is_users=True)
+        except NoSamplesError as error:
+            yield Failure(str(error))
+        except OSError as error:
+            yield Failure(f"reading the shards failed: {error}")
+
+    def _batches(self, number: int, state: dict[str, Any], batches: int) -> Iterator[Item]:
+        folder, limit = self.cache
+        store = Store(cache=None if folder is None else ShardCache(Path(folder), limit))
+        stream = Stream(self.plan, number, state, self.prepare, store)
+        for _ in range(batches):
+            pairs, after, faults = stream.next_batch()
+            images, texts = self.prepare.batch(pairs)
+            yield Item(images, texts, number, after, faults, os.getpid(), _rss_bytes())
 
 
 def _same(item: Any) -> Any:
@@ -224,17 +299,12 @@ def _start_worker(_: int) -> None:
     # Signals to the job are the main process's to answer; Ctrl-C and a cluster's notice reach all processes.
     for name in (signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(name, signal.SIG_IGN)
-    faulthandler.enable(sys.__stderr__ or 2)
+    faulthandler.enable(2)
 
 
 def _rss_bytes() -> int:
     try:
         with open("/proc/self/statm", encoding="ascii") as f:
-            return int(f.read().split()[1]) * _page_bytes()
+            return int(f.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     except OSError:
         return 0
-
-
-@functools.cache
-def _page_bytes() -> int:
-    return os.sysconf("SC_PAGE_SIZE")

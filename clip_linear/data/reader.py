@@ -54,10 +54,12 @@ class Shard:
 def open_shard(url: str, store: Store, every_role: bool = False) -> Shard:
     """Open and index a shard. A shard that cannot be had or read gives no groups and the fault that says so."""
     try:
-        file = store.open(url)
+        file, damage = store.open(url)
     except MissingShardError as error:
         return Shard(url, None, [], [Fault("missing_shard", url, detail=str(error))], Counter())
     index = index_tar(file)
+    if damage:
+        index.note("corrupt_shard", 0, damage)
     grouping = group_members(index, file, every_role)
     if not grouping.groups and not index.faults:
         index.note("empty_shard", 0, f"no sample; found: {describe(grouping.extensions)}")

@@ -82,8 +82,8 @@ def adopt(
     for s in range(streams):
         new["streams"][str(s)] = fresh_stream()
     first = new["streams"]["0"]
-    first["faults"] = _total(o["faults"] for o in old)
-    first["delivered"] = _total(o["delivered"] for o in old)
+    first["faults"] = add_up(o["faults"] for o in old)
+    first["delivered"] = add_up(o["delivered"] for o in old)
     first["groups"] = sum(o["groups"] for o in old)
     if same_shards:
         _redeal(old, new["streams"], resampled, lambda p, s: pass_units(n_shards, seed, p, s, len(old)))
@@ -117,7 +117,8 @@ def _redeal(
         stream["pass"] = first
 
 
-def _total(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:
+def add_up(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:
+    """The sum of several counts by name."""
     total: dict[str, int] = {}
     for each in counts:
         for name, n in each.items():

@@ -198,7 +198,8 @@ class Stream:
         if not state["this_pass"]["delivered"]:
             if {u[0] for u in self.units if u[1:] == (0, 1)} == set(range(n_shards)):
                 raise NoSamplesError(self._explain())
-            if not state["plans"]:  # nothing in its own part: another stream's shards may hold something
+            # Nothing in its own part: another stream's shards may hold something. (A plan is what a restart left over.)
+            if not state["plans"]:
                 everything = pass_units(n_shards, self.plan.seed, state["pass"] + 1, 0, 1)
                 state["plans"] = {str(state["pass"] + 1): [list(u) for u in everything]}
         state["plans"] = {p: units for p, units in state["plans"].items() if p != str(state["pass"])}
