@@ -131,7 +131,11 @@ def _plain(file: BinaryIO) -> Opened:
 def _run_pipe(command: str, target: BinaryIO) -> None:
     with subprocess.Popen(command, shell=True, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
-        shutil.copyfileobj(process.stdout, target, _COPY_BYTES)
-        code = process.wait()
+        try:
+            shutil.copyfileobj(process.stdout, target, _COPY_BYTES)
+            code = process.wait()
+        except BaseException:
+            process.kill()
+            raise
     if code and not target.tell():
         raise MissingShardError(f"the command ended with {code}")

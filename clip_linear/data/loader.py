@@ -106,6 +106,7 @@ class TrainLoader:
         self.log = FaultLog(faults_path, rank, world_size, self.state["rows"])
         self.limit = RateLimit(config.max_fault_rate, {s: self.state["streams"].get(s) for s in self.mine})
         self.rss_bytes: dict[int, int] = {}
+        self.has_warned = False
         self.dataset = StreamDataset(
             StreamPlan(
                 shards=shards,
@@ -154,6 +155,12 @@ class TrainLoader:
     def _receive(self, item: Item) -> Batch:
         stream = str(item.stream)
         self.rss_bytes[item.pid] = item.rss_bytes
+        if item.has_repeated and not self.has_warned:
+            self.has_warned = True
+            log.warning(
+                "a batch of %d holds a sample more than once: the shards give a stream fewer samples than that",
+                self.config.batch_size,
+            )
         self.rows = {**self.rows, str(self.rank): self.log.write(item.faults)}
         self.state = {**self.state, "streams": {**self.state["streams"], stream: item.state}}
         self.limit.check(stream, item.state, self.faults)
@@ -237,6 +244,7 @@ class Item:
     faults: list[Fault]
     pid: int
     rss_bytes: int
+    has_repeated: bool
 
     def pin_memory(self) -> Item:
         """Asked for by the DataLoader when there is a GPU; the state, which may be long, is not walked through."""
@@ -288,7 +296,7 @@ class StreamDataset(IterableDataset):  # type: ignore[type-arg]
         for _ in range(batches):
             pairs, after, faults = stream.next_batch()
             images, texts = self.prepare.batch(pairs)
-            yield Item(images, texts, number, after, faults, os.getpid(), _rss_bytes())
+            yield Item(images, texts, number, after, faults, os.getpid(), _rss_bytes(), stream.has_repeated)
 
 
 def _same(item: Any) -> Any:

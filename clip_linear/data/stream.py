@@ -73,6 +73,7 @@ class Stream:
         self.store = store
         self.rows: list[Fault] = []  # faults since the last batch
         self.extensions: Counter[str] = Counter()
+        self.has_repeated = False  # a batch had to hold a sample twice
         self.shard: Shard | None = None
         self.units: list[Unit] = []
         self.units_pass = -1
@@ -174,7 +175,7 @@ class Stream:
                 at = other
                 break
         else:
-            _warn_repeats(self.plan.batch_size)
+            self.has_repeated = True
         self.buffer[at], self.buffer[-1] = self.buffer[-1], self.buffer[at]
         number, ordinal, pair = self.buffer.pop()
         self.size -= pair.n_bytes
@@ -259,14 +260,3 @@ class Stream:
                 self.size += pairs[ref].n_bytes
         if len(self.buffer) < len(refs):
             log.warning("%d samples of the checkpoint are no longer in their shards", len(refs) - len(self.buffer))
-
-
-_warned: set[str] = set()
-
-
-def _warn_repeats(batch_size: int) -> None:
-    if "repeats" not in _warned:
-        _warned.add("repeats")
-        log.warning(
-            "a batch of %d holds a sample more than once: the shards give a stream fewer samples than that", batch_size
-        )

@@ -212,7 +212,9 @@ class _Walk:
             at = chunk.find(b"ustar", 257)
             while at >= 0:
                 block = chunk[at - 257 : at - 257 + BLOCK]
-                if len(block) == BLOCK and parse_header(block) is not None:
+                header = parse_header(block) if len(block) == BLOCK else None
+                # Zeros lost from a name shift it and keep the checksum: such a "header" has no name.
+                if header is not None and header.name:
                     return offset + at - 257
                 at = chunk.find(b"ustar", at + 1)
             offset += _READ_BYTES

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import _thread
 import contextlib
 import faulthandler
 import logging
@@ -56,7 +55,8 @@ class Watchdog:
                 continue
             self._has_fired = True
             dump_stacks()
-            _thread.interrupt_main()
+            # A real signal, since only that ends a blocking system call.
+            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
             if not self._stop.wait(_GRACE_S):
                 log.error(too_slow(self.timeout_s))
                 os._exit(1)
