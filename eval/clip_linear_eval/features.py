@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import logging
+import re
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -137,7 +138,8 @@ def image_batches(
         try:
             return preprocess(decode(read(index), border))
         except (*DECODE_ERRORS, Image.DecompressionBombError) as error:
-            return f"{type(error).__name__}: {error}"
+            # Pillow names the buffer by its address, which would differ from run to run.
+            return f"{type(error).__name__}: {re.sub(r' ?<_io.*?>', '', str(error))}"
 
     with ThreadPoolExecutor(max(1, workers)) as pool:
         waiting: deque[tuple[Sequence[int], list[Future[Tensor | str]]]] = deque()

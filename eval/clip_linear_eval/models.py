@@ -9,6 +9,7 @@ import logging
 import os
 import re
 import sys
+import tomllib
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -128,7 +129,9 @@ def _from_run(run: Path, checkpoint: Path | None, precision: str, device: str) -
         model=made[0],
         preprocess=made[2],
         tokenizer=_quiet(lambda: open_clip.get_tokenizer(name), name),
-        info=_info(made[0], str(run), config) | {"pretrained": str(weights)} | _run_columns(run) | _progress(weights),
+        info=_with_total(
+            _info(made[0], str(run), config) | {"pretrained": str(weights)} | _run_columns(run) | _progress(weights)
+        ),
     )
 
 
@@ -159,7 +162,7 @@ def _build(model: str, pretrained: str | None, precision: str, device: str) -> L
         model=made[0],
         preprocess=made[2],
         tokenizer=_quiet(lambda: open_clip.get_tokenizer(name), name),
-        info=info | (_progress(path) if path else {}),
+        info=_with_total(info | (_progress(path) if path else {})),
     )
 
 
@@ -227,25 +230,38 @@ def _from_function(text: str, device: str) -> Loaded:
 
 
 def _info(model: Any, name: str, config: dict[str, Any]) -> dict[str, Any]:
+    """The row's columns that say what a model is; ``config`` is its OpenCLIP config, empty where that is not known."""
     from clip_linear.names import variant_label
+    from clip_linear.profile import profile
 
-    total = sum(p.numel() for p in model.parameters())
-    vision = sum(p.numel() for p in model.visual.parameters())
-    embedding = sum(p.numel() for key, p in model.named_parameters() if key.endswith("token_embedding.weight"))
-    towers = {t: variant_label(config, t) for t in ("image", "text")} if config else {}
+    try:
+        costs = profile(config) if config else None
+    except UserError:  # a tower that only its own library can count, e.g. Hugging Face's
+        costs = None
+    if costs is None:
+        return {"model": name, "n_params_total": sum(p.numel() for p in model.parameters())}
     return {
         "model": name,
-        "image_variant": towers.get("image"),
-        "text_variant": towers.get("text"),
-        "n_params_vision": vision,
-        "n_params_text": total - vision,
-        "n_params_embedding": embedding,
-        "n_params_total": total,
+        "image_variant": variant_label(config, "image"),
+        "text_variant": variant_label(config, "text"),
+        "n_params_vision": costs.n_params_vision,
+        "n_params_text": costs.n_params_text,
+        "n_params_embedding": costs.n_params_embedding,
+        "n_params_total": costs.n_params_total,
+        "gmacs": costs.gmacs,
     }
 
 
 def _run_columns(run: Path) -> dict[str, Any]:
-    return {"run_id": run.resolve().name}
+    """Run id, model name and seed from the run's config.toml, and the samples seen once it is done."""
+    columns: dict[str, Any] = {"run_id": run.resolve().name}
+    if (run / "config.toml").is_file():
+        table = tomllib.loads((run / "config.toml").read_text(encoding="utf-8"))
+        columns |= {"run_id": table.get("run_id"), "model": table.get("model")}
+        columns["seed"] = table.get("openclip", {}).get("seed")
+    if (run / "done.json").is_file():
+        columns["samples_seen"] = json.loads((run / "done.json").read_text(encoding="utf-8")).get("samples_seen")
+    return columns
 
 
 def _progress(path: Path) -> dict[str, Any]:
@@ -256,4 +272,10 @@ def _progress(path: Path) -> dict[str, Any]:
 
     checkpoint = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     seen = checkpoint.get("samples_seen") if isinstance(checkpoint, dict) else None
-    return {} if seen is None else {"samples_seen": int(seen)}
+    return {"samples_seen": None if seen is None else int(seen)}
+
+
+def _with_total(info: dict[str, Any]) -> dict[str, Any]:
+    """Add the compute of all forward passes where both factors are known."""
+    gmacs, seen = info.get("gmacs"), info.get("samples_seen")
+    return info | ({} if gmacs is None or seen is None else {"gmacs_total": gmacs * seen})

@@ -22,13 +22,14 @@ from clip_linear_eval.features import (
     normalized,
 )
 from clip_linear_eval.results import make_row
+from clip_linear_eval.rows import common_columns
 from clip_linear_eval.scores import gather_objects
+from clip_linear_eval.settings import Evaluation, Settings
 from clip_linear_eval.texts import encode_sorted, text_encoder, tokens_of
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from clip_linear_eval.zeroshot import Evaluation, Settings
 
 KS = (1, 5, 10)
 _ROWS, _COLUMNS, _TEXTS = 1024, 65536, 8192
@@ -50,8 +51,6 @@ def measure_retrieval(
     texts; a text when its image is among the first k images. Images that cannot be read leave with their captions.
     Raises RunError for one of those where ``on_error`` is ``fail``.
     """
-    from clip_linear_eval.zeroshot import Evaluation, common_columns
-
     captions = source.captions or []
     chosen = evenly(len(captions), settings.limit)
     start = time.perf_counter()

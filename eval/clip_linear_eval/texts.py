@@ -99,7 +99,7 @@ def text_encoder(model: Any, tokenizer: Any, prompts: list[str]) -> Callable[[Te
     exact = normalized(padded(probe))
     try:
         close = torch.allclose(normalized(_encode_cut(model, probe)), exact, atol=_tolerance(model), rtol=0)
-    except RuntimeError as error:  # a part of the tower that only takes the full context
+    except (RuntimeError, AttributeError) as error:  # a part of the tower that only takes the full context
         _log.info("prompts are not shortened: %s", str(error).splitlines()[0])
         close = False
     if not close:
@@ -113,30 +113,33 @@ def context_length(model: Any, tokenizer: Any) -> int:
     return int(getattr(tower, "context_length", None) or tokenizer.context_length)
 
 
+def _tower(model: Any) -> Any:
+    """The module that holds the text transformer: CLIP itself, or the text tower of CustomTextCLIP."""
+    return getattr(model, "text", None) or model
+
+
+def _pool_type(tower: Any) -> str | None:
+    return getattr(tower, "text_pool_type", None) or getattr(tower, "pool_type", None)
+
+
 def _is_causal(model: Any) -> bool:
     """Whether the text tower is OpenCLIP's causal one that pools at the end-of-text token and appends nothing."""
-    text = getattr(model, "text", None)
-    if text is None:
-        pool = getattr(model, "text_pool_type", None)
-    else:
-        pool = getattr(text, "pool_type", None)
-        if getattr(text, "cls_emb", None) is not None or getattr(text, "use_pad_mask", False):
-            return False
-    return pool in ("argmax", "eos") and getattr(text or model, "attn_mask", None) is not None
+    tower = _tower(model)
+    plain = getattr(tower, "cls_emb", None) is None and not getattr(tower, "use_pad_mask", False)
+    return plain and _pool_type(tower) in ("argmax", "eos") and getattr(tower, "attn_mask", None) is not None
 
 
 def _encode_cut(model: Any, tokens: Tensor) -> Tensor:
-    """``encode_text`` for prompts shorter than the context: CLIP's own adds the whole positional table."""
+    """``encode_text`` for prompts shorter than the context; OpenCLIP's own takes the whole positional table."""
     from open_clip.transformer import text_global_pool
 
-    if getattr(model, "text", None) is not None:
-        return model.encode_text(tokens)
-    length = tokens.shape[1]
-    dtype = model.transformer.get_cast_dtype()
-    x = model.token_embedding(tokens).to(dtype) + model.positional_embedding[:length].to(dtype)
-    x = model.ln_final(model.transformer(x, attn_mask=model.attn_mask[:length, :length]))
-    x = text_global_pool(x, tokens, model.text_pool_type, eos_token_id=getattr(model, "text_eos_id", None))
-    projection = model.text_projection
+    tower, length = _tower(model), tokens.shape[1]
+    dtype = tower.transformer.get_cast_dtype()
+    x = tower.token_embedding(tokens).to(dtype) + tower.positional_embedding[:length].to(dtype)
+    x = tower.ln_final(tower.transformer(x, attn_mask=tower.attn_mask[:length, :length]))
+    eos = getattr(tower, "text_eos_id", None) or getattr(tower, "eos_id", None)
+    x = text_global_pool(x, tokens, str(_pool_type(tower)), eos_token_id=eos)
+    projection = tower.text_projection
     if projection is None:
         return x
     return projection(x) if callable(projection) else x @ projection

@@ -2,66 +2,19 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from clip_linear import provenance
-from clip_linear.errors import RunError, UserError
-from clip_linear_eval.classnames import text_hash
+from clip_linear.errors import RunError
 from clip_linear_eval.datasets import EvalSet, Source, open_source, resolve
-from clip_linear_eval.features import check_precision, decode_workers, inference
-from clip_linear_eval.results import make_row
+from clip_linear_eval.features import decode_workers, inference
+from clip_linear_eval.rows import classification_rows
+from clip_linear_eval.settings import Evaluation, Settings
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
-
-    from clip_linear_eval.scores import Scores
-
-_log = logging.getLogger(__name__)
-
-
-@dataclass(kw_only=True)
-class Settings:
-    """How to evaluate; every field that changes a number goes into the rows' ``eval_id``."""
-
-    dataset_type: str = "auto"
-    classnames: Any = None
-    templates: Any = None
-    batch_size: int = 64
-    precision: str = "fp32"
-    device: str = "cpu"
-    limit: int | None = None
-    on_error: str = "fail"
-    restrict: bool = False
-    labels: str | None = None
-    split: str = "test"
-    ks: tuple[int, ...] = (1, 5)
-    workers: int | None = None
-    cache: Path | None = None
-    rank: int = 0
-    world_size: int = 1
-
-    def check(self) -> None:
-        """Raise UserError for values that mean nothing."""
-        self.precision = check_precision(self.precision)
-        if self.on_error not in ("skip", "fail"):
-            raise UserError(f"--on-error {self.on_error!r} is neither skip nor fail")
-        if self.batch_size < 1 or (self.limit is not None and self.limit < 1):
-            raise UserError("--batch-size and --limit must be 1 or more")
-
-
-@dataclass(kw_only=True)
-class Evaluation:
-    """The rows of one evaluation and what the page, the predictions file and comparisons need."""
-
-    rows: list[dict[str, Any]]
-    data: EvalSet | None = None  # None for retrieval
-    scores: Scores | None = None
-    notes: list[str] = field(default_factory=list)
 
 
 def evaluate(
@@ -115,25 +68,55 @@ def measure(
     *,
     info: dict[str, Any] | None = None,
     progress: Callable[[int, int], None] = lambda done, total: None,
+    done: Callable[[str], list[dict[str, Any]]] | None = None,
 ) -> Evaluation:
-    """As ``evaluate``, with the predictions kept. Raises UserError and RunError."""
+    """As ``evaluate``, with the predictions kept. ``done``, where given, is asked for rows that already stand for an
+    ``eval_id``; the rows then carry theirs. Raises UserError and RunError."""
     settings.check()
     source = open_source(dataset, settings.dataset_type, split=settings.split, labels=settings.labels)
     if source.faults and settings.on_error == "fail":
         first = source.faults[0]
         raise RunError(f"{first['file']}: {first['reason']}; mend it, or count such samples with --on-error skip")
-    if source.captions is not None and source.targets is None:
-        from clip_linear_eval.retrieval import measure_retrieval
+    data: EvalSet | Source = source
+    if source.targets is not None:
+        data = resolve(source, settings.classnames, settings.templates, settings.restrict, settings.labels)
+        data = data.limited(settings.limit)
+    info = dict(info or {})
+    if done is not None:
+        from clip_linear_eval.identity import eval_id
+        from clip_linear_eval.scores import gather_objects
 
-        return measure_retrieval(model, preprocess, tokenizer, source, settings, info=info, progress=progress)
-    return _classify(model, preprocess, tokenizer, source, settings, info or {}, progress)
+        info["eval_id"] = eval_id(model, preprocess, tokenizer, data, settings)
+        # Rank 0 decides for all: the others may not see its files.
+        rows = gather_objects(done(info["eval_id"]), settings.world_size)[0]
+        if rows:
+            return Evaluation(rows=rows, notes=["already done; delete its rows in --out to do it again"])
+    if isinstance(data, EvalSet):
+        return _classify(model, preprocess, tokenizer, data, settings, info, progress)
+    from clip_linear_eval.retrieval import measure_retrieval
+
+    return measure_retrieval(model, preprocess, tokenizer, data, settings, info=info, progress=progress)
+
+
+def evaluate_checkpoint(
+    model: str | None, pretrained: str | None, dataset: str | Path, *, device: str = "cpu", **settings: Any
+) -> list[dict[str, Any]]:
+    """Rows of what ``--model`` and ``--pretrained`` name (see ``models.load``) on one data set, on one process.
+
+    ``settings`` are fields of Settings. Raises UserError and RunError.
+    """
+    from clip_linear_eval.models import load
+
+    chosen = Settings(device=device, **settings)
+    loaded = load(model, pretrained, precision=chosen.precision, device=device)
+    return measure(loaded.model, loaded.preprocess, loaded.tokenizer, dataset, chosen, info=loaded.info).rows
 
 
 def _classify(
     model: nn.Module,
     preprocess: Callable[[Any], Tensor],
     tokenizer: Any,
-    source: Source,
+    data: EvalSet,
     settings: Settings,
     info: dict[str, Any],
     progress: Callable[[int, int], None],
@@ -141,8 +124,6 @@ def _classify(
     from clip_linear_eval.classifier import build_classifier
     from clip_linear_eval.scores import score
 
-    data = resolve(source, settings.classnames, settings.templates, settings.restrict, settings.labels)
-    data = data.limited(settings.limit)
     start = time.perf_counter()
     with inference(model, settings.precision, settings.device):
         classifier = build_classifier(
@@ -172,68 +153,5 @@ def _classify(
             world_size=settings.world_size,
             progress=progress,
         )
-    rows = _rows(data, scores, settings, {**info, "classifier_s": built})
+    rows = classification_rows(data, scores, settings, {**info, "classifier_s": built})
     return Evaluation(rows=rows, data=data, scores=scores, notes=data.notes)
-
-
-def _rows(data: EvalSet, scores: Scores, settings: Settings, info: dict[str, Any]) -> list[dict[str, Any]]:
-    from clip_linear_eval import metrics
-
-    n, classes = len(scores.index), len(data.names)
-    first = scores.correct(data, 1)
-    # ReaL: an image counts for the class predicted where that is right, else for its first label.
-    labels = data.labels[scores.index]
-    common = common_columns(settings, scores.seconds, n) | {
-        "dataset": data.name,
-        "n": n,
-        "names": data.names_source,
-        "names_hash": text_hash(data.names),
-        "templates": data.templates.source,
-        "templates_hash": data.templates.hash,
-        "n_classes": classes,
-        "errors": scores.faults,
-        **info,
-    }
-    rows = []
-    for k in settings.ks:
-        # As CLIP_benchmark: top-5 of fewer than five classes says nothing.
-        if k > 1 and k > classes:
-            continue
-        right = int(scores.correct(data, k).sum())
-        low, high = metrics.wilson(right, n)
-        rows.append(make_row(metric=f"top{k}", value=right / n, correct=right, ci_low=low, ci_high=high, **common))
-    recall = metrics.mean_per_class_recall(labels, first, classes)
-    low, high = metrics.recall_interval(labels, first, classes)
-    total = int(first.sum())
-    rows.append(
-        make_row(metric="mean_per_class_recall", value=recall, correct=total, ci_low=low, ci_high=high, **common)
-    )
-    ece = metrics.reliability(scores.confidence, first).ece
-    low, high = metrics.ece_interval(scores.confidence, first)
-    rows.append(make_row(metric="ece", value=ece, correct=total, ci_low=low, ci_high=high, **common))
-    return rows
-
-
-def common_columns(settings: Settings, seconds: float, n: int) -> dict[str, Any]:
-    """Columns that all rows of an evaluation share: conditions, device, versions, time."""
-    return {
-        "unit": "fraction",
-        "provenance": "measured",
-        "device": device_name(settings.device),
-        "versions": provenance.versions_text(),
-        "commit": provenance.commit(),
-        "date": provenance.date(),
-        "precision": settings.precision,
-        "seconds": seconds,
-        "images_per_s": n / seconds if seconds else None,
-        "world_size": settings.world_size,
-    }
-
-
-def device_name(device: str) -> str:
-    """The processor's or the GPU's name."""
-    import torch
-
-    if torch.device(device).type == "cuda":
-        return torch.cuda.get_device_name(device)
-    return provenance.cpu_name()

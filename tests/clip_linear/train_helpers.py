@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-
 from clip_linear.train.config import resolve
 from PIL import Image
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.eval.evalsets import CONFIG, NAMES, write_folder
+from tests.eval.evalsets import CONFIG, NAMES, picture, write_folder
 
 
 @pytest.fixture(scope="session")
@@ -18,17 +18,30 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def clip(config: Path):  # (model, preprocess, tokenizer), random weights
+def clip(config: Path):  # (model, preprocess, tokenizer)
+    """Random weights, with the features of random pictures and texts centred: a fresh model gives nearly the same
+    feature to every picture and could not tell a right evaluation from a wrong one."""
     import torch
+    from open_clip import IMAGENET_CLASSNAMES
 
     from clip_linear.factory import create_model_and_transforms, get_tokenizer
 
     torch.manual_seed(0)
     model, _, preprocess = create_model_and_transforms(str(config))
-    with torch.no_grad():  # make pictures matter: a fresh model gives nearly the same feature to all
-        model.visual.conv1.weight *= 30
-        model.visual.proj *= 10
-    return model.eval(), preprocess, get_tokenizer(str(config))
+    tokenizer = get_tokenizer(str(config))
+    model.eval()
+    pictures = torch.stack([preprocess(picture(seed)) for seed in range(64)])
+    texts = tokenizer([f"a photo of a {name}." for name in IMAGENET_CLASSNAMES[:64]])
+    seen = []
+    with torch.no_grad():
+        for norm in (model.visual.ln_post, model.ln_final):
+            norm.register_forward_hook(lambda module, inputs, output: seen.append(output))
+        model(pictures, texts)
+        model.visual.ln_post.bias -= seen[0][:, 0].mean(0)
+        model.ln_final.bias -= seen[1][torch.arange(64), texts.argmax(1)].mean(0)
+    for norm in (model.visual.ln_post, model.ln_final):
+        norm._forward_hooks.clear()
+    return model, preprocess, tokenizer
 
 
 @pytest.fixture(scope="session")

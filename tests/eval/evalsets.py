@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import tarfile
 from pathlib import Path
+from typing import Any
 
 CONFIG = {
     "embed_dim": 32,
@@ -13,14 +14,19 @@ CONFIG = {
 }
 
 
-def image_bytes(seed: int, size: int = 40, kind: str = "JPEG") -> bytes:
-    """A small picture: random blocks of colour, so that a random model tells pictures apart."""
+def picture(seed: int, size: int = 40) -> Any:
+    """A small PIL picture: random blocks of colour."""
     import numpy as np
     from PIL import Image
 
     blocks = np.random.default_rng(seed).integers(0, 256, (5, 5, 3), dtype=np.uint8)
+    return Image.fromarray(blocks).resize((size, size + seed % 5))
+
+
+def image_bytes(seed: int, kind: str = "JPEG") -> bytes:
+    """``picture`` as a file."""
     out = io.BytesIO()
-    Image.fromarray(blocks).resize((size, size + seed % 5)).save(out, kind)
+    picture(seed).save(out, kind)
     return out.getvalue()
 
 

@@ -37,20 +37,20 @@ def _open(root: Path, kind: str, split: str, labels: str | None) -> Source:
     from clip_linear_eval.datasets import captions, flat, folder, tables, tars
 
     if root.is_file() and root.suffix in (".csv", ".tsv"):
-        return tables.read_csv(root)
+        return tables.read_csv(root, kind == "retrieval")
     if root.is_file() and root.suffix in (".json", ".jsonl"):
         return captions.read_captions(root, split)
     if kind == "csv":
         raise UserError(f"dataset type csv needs a .csv or .tsv file, not {str(root)!r}")
     if kind == "parquet" or root.suffix == ".parquet" or (kind == "auto" and _has(root, "*.parquet")):
-        return tables.read_parquet(root)
+        return tables.read_parquet(root, kind == "retrieval")
     if root.is_file() and not tars.is_tar(root):
         raise UserError(f"dataset {str(root)!r} is no folder, tar, parquet, CSV or JSON file")
     caption_file = captions.find_captions(root) if root.is_dir() else None
     if caption_file and kind in ("auto", "retrieval"):
         return captions.read_captions(caption_file, split)
     if kind == "wds" or root.is_file() or (kind != "imagefolder" and (_has(root, "*.tar*") or _has(root, "*/*.tar*"))):
-        return tars.read_tars(root, split)
+        return tars.read_tars(root, split, kind == "retrieval")
     if flat.is_objectnet(root):
         return flat.read_objectnet(root)
     unlabelled = flat.read_flat(root)

@@ -24,7 +24,7 @@ def column_of(columns: Sequence[str], wanted: Sequence[str]) -> str | None:
     return next((lower[w] for w in wanted if w in lower), None)
 
 
-def read_csv(path: Path) -> Source:
+def read_csv(path: Path, captions_first: bool = False) -> Source:
     """Rows of ``image`` (a path relative to the file) and a label or caption; several captions may be several rows.
 
     The separator is a tab in ``.tsv`` files and where the header holds one, else a comma. Raises UserError.
@@ -36,6 +36,7 @@ def read_csv(path: Path) -> Source:
         columns = list(reader.fieldnames or ())
         rows = list(reader)
     image, label, caption = (column_of(columns, w) for w in (IMAGE_COLUMNS, LABEL_COLUMNS, CAPTION_COLUMNS))
+    label = None if captions_first and caption else label
     if image is None or (label is None and caption is None):
         raise UserError(
             f"{str(path)!r} has columns {', '.join(columns) or '(none)'}; wanted: an image column "
@@ -59,7 +60,7 @@ def read_csv(path: Path) -> Source:
     return source
 
 
-def read_parquet(root: Path) -> Source:
+def read_parquet(root: Path, captions_first: bool = False) -> Source:
     """One parquet file or a folder of them: an image column (bytes, or a struct with ``bytes``) and labels or captions.
 
     Names come from the ClassLabel feature that Hugging Face stores in the schema. Row groups are read one at a time.
@@ -75,6 +76,7 @@ def read_parquet(root: Path) -> Source:
     tables = [pq.ParquetFile(path) for path in paths]
     columns = tables[0].schema_arrow.names
     image, label, caption = (column_of(columns, w) for w in (IMAGE_COLUMNS, LABEL_COLUMNS, CAPTION_COLUMNS))
+    label = None if captions_first and caption else label
     if image is None or (label is None and caption is None):
         raise UserError(f"{str(paths[0])!r} has columns {', '.join(columns)}; wanted: image, and label or caption")
     values: list[Any] = []

@@ -2,42 +2,29 @@
 
 from __future__ import annotations
 
-import bz2
-import gzip
-import lzma
 import os
-import shutil
-import tarfile
-import tempfile
-import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, BinaryIO
 
 from clip_linear.errors import UserError
 from clip_linear_eval.datasets.base import Source, is_image, own_texts
 
-_COMPRESSED: dict[bytes, Callable[..., Any]] = {b"\x1f\x8b": gzip.open, b"BZh": bz2.open, b"\xfd7zXZ": lzma.open}
+if TYPE_CHECKING:
+    from clip_linear.data.tarindex import Member
 
 
-@dataclass(frozen=True)
-class Member:
-    """Where one file lies inside an uncompressed tar."""
+@dataclass
+class _Found:
+    """An image inside a tar, with the text of its ``.cls`` and ``.txt`` and its folder."""
 
-    path: str
-    name: str
-    offset: int
+    file: str
+    read: Callable[[], bytes]
     size: int
-
-    def read(self) -> bytes:
-        """The member's bytes. Raises OSError where the tar ends inside it."""
-        with open(self.path, "rb") as f:
-            f.seek(self.offset)
-            data = f.read(self.size)
-        if len(data) != self.size:
-            raise OSError(f"the tar ends {self.size - len(data)} bytes early")
-        return data
+    label: str | None
+    captions: list[str]
+    folder: str
 
 
 def is_tar(path: Path) -> bool:
@@ -49,16 +36,21 @@ def find_tars(root: Path, split: str) -> tuple[list[Path], Path]:
     """The tars of a set, in numeric order, and the folder of its texts. ``root``: a tar, a folder of tars, or
     CLIP_benchmark's layout with a folder per split. Raises UserError."""
     if root.is_file():
-        return [root], root.parent
+        return [root], _with_texts(root.parent)
     for folder in (root, root / split):
         found = sorted(filter(is_tar, folder.iterdir()), key=_by_number) if folder.is_dir() else []
         if found:
-            texts = root.parent if folder == root and not (root / "classnames.txt").is_file() else root
-            return found, texts
+            return found, _with_texts(folder)
     splits = sorted({p.parent.name for p in root.glob("*/*.tar")})
     if splits:
         raise UserError(f"{str(root)!r} has no split {split!r} but {', '.join(splits)}; give --split")
     raise UserError(f"no tar files in {str(root)!r} or {str(root / split)!r}; give a tar or a folder of tars")
+
+
+def _with_texts(folder: Path) -> Path:
+    """The folder of the tars, or the one above it where the names lie there (test/0.tar beside classnames.txt)."""
+    texts = ("classnames.txt", "dataset_type.txt")
+    return next((p for p in (folder, folder.resolve().parent) if any((p / t).is_file() for t in texts)), folder)
 
 
 def _by_number(path: Path) -> tuple[int, str]:
@@ -66,102 +58,113 @@ def _by_number(path: Path) -> tuple[int, str]:
     return (int(stem) if stem.isdigit() else -1, path.name)
 
 
-def read_tars(root: Path, split: str = "test") -> Source:
+def read_tars(root: Path, split: str = "test", captions_first: bool = False) -> Source:
     """List the samples of tars: targets from ``.cls`` or from the folder of each image, captions from ``.txt``.
 
-    Members are found by their headers alone; a compressed tar is first unpacked to a temporary file. Raises UserError
-    where there are no images or where labels are missing throughout.
+    Captions win over labels where the set's ``dataset_type.txt`` says retrieval or ``captions_first`` is given. Members
+    are found by their headers, with recovery behind a damage. Raises UserError where there are no images.
     """
     tars, texts = find_tars(root, split)
-    keep = tempfile.TemporaryDirectory(prefix="clip_linear_eval_")  # lives as long as the reader below
     faults: list[dict[str, str]] = []
-    images: list[Member] = []
-    labels: list[Member | str | None] = []
-    captions: list[Member | None] = []
-    for tar in tars:
-        for key, fields in _groups(tar, Path(keep.name), faults).items():
-            image = next((fields[e] for e in fields if is_image("x." + e)), None)
-            if image is None:
-                if "cls" in fields or "txt" in fields:
-                    faults.append({"file": f"{tar.name}/{key}", "reason": "no image beside its label or caption"})
-                continue
-            images.append(image)
-            labels.append(fields.get("cls") or os.path.dirname(image.name) or None)
-            captions.append(fields.get("txt"))
-    if not images:
-        raise UserError(f"no images in {', '.join(str(t) for t in tars[:3])}; expected KEY.jpg with KEY.cls or KEY.txt")
+    found = [sample for tar in tars for sample in _samples(tar, faults)]
+    if not found:
+        why = f" ({faults[0]['file']}: {faults[0]['reason']})" if faults else ""
+        raise UserError(f"no images in {', '.join(map(str, tars[:3]))}{why}; expected KEY.jpg with KEY.cls or KEY.txt")
+    kind = texts / "dataset_type.txt"
+    captions_first |= kind.is_file() and kind.read_text(encoding="utf-8").strip().lower() == "retrieval"
+    labelled, captioned = any(f.label for f in found), any(f.captions for f in found)
+    take_labels = labelled and not (captions_first and captioned)
+    if take_labels or captioned:
+        wanted = "cls" if take_labels else "txt"
+        for sample in found:
+            if not (sample.label if take_labels else sample.captions):
+                faults.append({"file": sample.file, "reason": f"no .{wanted} beside it, or an empty one"})
+        found = [sample for sample in found if (sample.label if take_labels else sample.captions)]
+    by_folder = not take_labels and not captioned and all(sample.folder for sample in found)
     names, templates = own_texts(texts)
-    shown = [f"{os.path.basename(m.path)}/{m.name}" for m in images]
-    source = Source(
+    return Source(
         name=(root if root.is_dir() else Path(root.name.split(".")[0])).resolve().name,
         root=root,
-        files=shown,
-        read=lambda i: images[i].read() if keep else b"",
+        files=[sample.file for sample in found],
+        read=lambda i: found[i].read(),
+        targets=[str(s.folder if by_folder else s.label) for s in found] if take_labels or by_folder else None,
+        captions=[s.captions for s in found] if captioned and not take_labels else None,
         names=names,
         templates=templates,
-        sizes=[m.size for m in images],
+        sizes=[sample.size for sample in found],
         faults=faults,
     )
-    with_class = [isinstance(label, Member) for label in labels]
-    if any(with_class):
-        return _select(source, [_text(label) if isinstance(label, Member) else None for label in labels], "cls")
-    if any(captions):
-        return _select(source, [_text(c).splitlines() if c else None for c in captions], "txt")
-    if all(labels):
-        source.targets = [os.path.basename(str(label)) for label in labels]
-    return source
 
 
-def _select(source: Source, values: list, kind: str) -> Source:
-    """Keep the samples that have a value; the others become faults."""
-    keep = [i for i, value in enumerate(values) if value]
-    gone = [i for i, value in enumerate(values) if not value]
-    files, read, sizes = source.files, source.read, source.sizes
-    source.faults += [{"file": files[i], "reason": f"no .{kind} beside it, or an empty one"} for i in gone]
-    source.files = [files[i] for i in keep]
-    source.read = lambda i: read(keep[i])
-    source.sizes = [sizes[i] for i in keep] if sizes is not None else None
-    if kind == "cls":
-        source.targets = [values[i] for i in keep]
-    else:
-        source.captions = [[line for line in values[i] if line.strip()] for i in keep]
-    return source
+def _samples(tar: Path, faults: list[dict[str, str]]) -> list[_Found]:
+    from clip_linear.data.fetch import Store
+    from clip_linear.data.groups import group_members
+    from clip_linear.data.remote import MissingShardError
+    from clip_linear.data.tarindex import index_tar
 
-
-def _text(member: Member) -> str:
-    return member.read().decode("utf-8", errors="replace").strip()
-
-
-def _groups(tar: Path, temporary: Path, faults: list[dict[str, str]]) -> dict[str, dict[str, Member]]:
-    """Members of a tar by key (the name up to the first dot of its last part), wherever in the tar they lie."""
-    groups: dict[str, dict[str, Member]] = {}
-    for member in _members(tar, temporary, faults):
-        folder, base = os.path.split(member.name)
-        stem, _, extension = base.partition(".")
-        fields = groups.setdefault(os.path.join(folder, stem), {})
-        if fields.setdefault(extension.lower(), member) is not member:
-            faults.append({"file": f"{tar.name}/{member.name}", "reason": "the key occurs twice in the tar"})
-    return groups
-
-
-def _members(tar: Path, temporary: Path, faults: list[dict[str, str]]) -> Iterator[Member]:
     try:
-        path = _plain(tar, temporary)
-        with tarfile.open(path, "r:") as opened:
-            for info in opened:
-                if info.isfile() and not os.path.basename(info.name).startswith("."):
-                    yield Member(str(path), info.name, info.offset_data, info.size)
-    except (tarfile.TarError, OSError, EOFError, lzma.LZMAError, zlib.error) as error:
-        faults.append({"file": tar.name, "reason": f"damaged tar: {error}"})
+        file, damage = Store().open(str(tar))
+    except MissingShardError as error:
+        faults.append({"file": tar.name, "reason": f"missing_shard: {error}"})
+        return []
+    index = index_tar(file)
+    if damage:
+        index.note("corrupt_shard", 0, damage)
+    faults += [{"file": tar.name, "reason": f"{reason}: {text}"} for reason, (_, text) in index.faults.items()]
+    grouped = group_members(index, file, every_role=True).groups
+    read = _reader(file)
+    if not any(member.name.lower().endswith((".cls", ".txt")) for member in index.members):
+        images = [m for m in index.members if is_image(m.name) and not m.is_cut]
+        return [_found(tar, m.name, m, read, None, None, os.path.dirname(m.name)) for m in images]
+    out = []
+    for group in grouped:
+        name = f"{group.folder}/{group.key}".lstrip("/")
+        label, text = group.members.get("cls"), group.members.get("txt")
+        if group.duplicates:
+            faults.append({"file": f"{tar.name}/{name}", "reason": "duplicate_key: the key comes again in this tar"})
+        if group.image is not None:
+            out.append(_found(tar, group.image.name, group.image, read, label, text, group.folder))
+        elif label is not None or text is not None:
+            faults.append({"file": f"{tar.name}/{name}", "reason": "missing_image: a label or caption stands alone"})
+    return out
 
 
-def _plain(tar: Path, temporary: Path) -> Path:
-    """The tar itself, or its unpacked copy where it is compressed."""
-    with open(tar, "rb") as f:
-        magic = f.read(6)
-    opener = next((o for start, o in _COMPRESSED.items() if magic.startswith(start)), None)
-    if opener is None:
-        return tar
-    with opener(tar, "rb") as packed, open(temporary / tar.name, "wb") as out:
-        shutil.copyfileobj(packed, out)
-    return temporary / tar.name
+def _found(
+    tar: Path,
+    name: str,
+    image: Member,
+    read: Callable[[Member], bytes],
+    label: Member | None,
+    text: Member | None,
+    folder: str,
+) -> _Found:
+    captions = _text(read(text)).splitlines() if text is not None else []
+    return _Found(
+        file=f"{tar.name}/{name}",
+        read=lambda: read(image),
+        size=image.size,
+        label=_text(read(label)) if label is not None else None,
+        captions=[line for line in captions if line.strip()],
+        folder=os.path.basename(folder),
+    )
+
+
+def _text(data: bytes) -> str:
+    return data.decode("utf-8", errors="replace").strip()
+
+
+def _reader(file: BinaryIO) -> Callable[[Member], bytes]:
+    """Read members from any thread. A local tar is opened anew each time, so that thousands of them can be listed; an
+    unpacked or fetched one has no name and stays open."""
+    path = file.name
+
+    def read(member: Member) -> bytes:
+        if isinstance(path, str):
+            with open(path, "rb") as again:
+                again.seek(member.start)
+                return again.read(member.size)
+        return os.pread(file.fileno(), member.size, member.start)
+
+    if isinstance(path, str):
+        file.close()
+    return read
