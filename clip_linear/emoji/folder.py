@@ -42,7 +42,12 @@ def write(dir: Path | str, *, per_shard: int = 1000) -> dict[str, Any]:
     settings = {"format": _FORMAT, "per_shard": per_shard, "source": _source_hash()}
     if root.exists() and not (root.is_dir() and not any(root.iterdir())):
         return _reuse(root, settings)
-    root.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        root.parent.mkdir(parents=True, exist_ok=True)
+    except (FileExistsError, NotADirectoryError):
+        raise UserError(
+            f"{str(root)!r} cannot be a folder: a part of its path is a file; give another folder"
+        ) from None
     tmp = Path(tempfile.mkdtemp(dir=root.parent, prefix=f".{root.name}.", suffix=".tmp"))
     try:
         counts = _fill(tmp / "data", per_shard)
@@ -79,7 +84,7 @@ def _reuse(root: Path, settings: dict[str, Any]) -> dict[str, Any]:
     try:
         manifest = json.loads((root / MANIFEST).read_text(encoding="utf-8"))
         recorded = {key: manifest[key] for key in settings}
-        counts, hashes = manifest["counts"], manifest["files"]
+        counts, hashes = dict(manifest["counts"]), dict(manifest["files"])
     except (OSError, ValueError, KeyError, TypeError):
         what = "holds other files" if root.is_dir() else "is not a folder"
         raise UserError(f"{str(root)!r} {what} and was not written by clip_linear.emoji; {advice}") from None

@@ -51,9 +51,9 @@ def _write_classes(
             (folder / f"{number:04d}" / f"{place:06d}.jpg").write_bytes(jpeg)
             add_member(tar, f"s{place:07d}.cls", str(number).encode())
             add_member(tar, f"s{place:07d}.jpg", jpeg)
-    for place in (folder, wds):
-        (place / "classnames.txt").write_text("\n".join(classes), encoding="utf-8")
-        (place / "zeroshot_classification_templates.txt").write_text("\n".join(TEMPLATES), encoding="utf-8")
+    for layout in (folder, wds):
+        (layout / "classnames.txt").write_text("\n".join(classes), encoding="utf-8")
+        (layout / "zeroshot_classification_templates.txt").write_text("\n".join(TEMPLATES), encoding="utf-8")
     return {"images": len(concepts), "classes": len(classes)}
 
 

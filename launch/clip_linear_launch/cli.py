@@ -74,6 +74,8 @@ def _parser() -> argparse.ArgumentParser:
     add("collect").add_argument("--json", action="store_true", help="print the rows as a JSON list")
     report = add("report")
     report.add_argument("--x", default="n_params_vision", help="what error is fitted against")
+    report.add_argument("--metric", default="top1", help="what is fitted: 1 - METRIC (default: top1)")
+    report.add_argument("--dataset", help="on which evaluation set (default: the first)")
     export = add("export")
     export.add_argument("--out", metavar="DIR", help="where to write (default: the sweep's folder/sbatch)")
     clean = add("clean")

@@ -47,7 +47,7 @@ def main(argv: list[str]) -> int:
         raise RunError(f"{len(ended['failed'])} runs failed; first {failed.name}: {reason} (log: {failed / 'log'})")
     counting, _ = collect.collect(sweep.folder)
     say(f"{len(runs)} runs, {len(counting)} rows in {time.monotonic() - began:.0f} s")
-    code = fit_and_report(sweep.folder, args.x)
+    code = fit_and_report(sweep.folder, args.x, "top5", "twemoji_objects")
     say(str(out / "report.html"))
     return code
 

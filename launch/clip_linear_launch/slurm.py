@@ -106,14 +106,18 @@ def _submit(sweep: Sweep, part: list[Run], exclude: list[str], say: Say) -> None
     from submitit.slurm.slurm import SlurmExecutor
 
     with _environment(sbatch.clean_env()):
-        executor = SlurmExecutor(folder=sweep.folder / "submitit" / "%j", python=sbatch.python(resources))
+        # A folder that is there already: with submitit's usual %j it would be made only after sbatch, and a job whose
+        # output has no folder ends before it has begun.
+        folder = _pickles(sweep, token)
+        folder.mkdir(parents=True)
+        executor = SlurmExecutor(folder=folder, python=sbatch.python(resources))
         executor.update_parameters(**sbatch.parameters(sweep, resources, name, exclude))
         try:
             with executor.batch():
                 jobs = [executor.submit(Worker(str(folder))) for folder in folders]
         except (FailedJobError, FailedSubmissionError) as error:
             path.unlink()
-            _drop_orphans(sweep.folder / "submitit", intent["t"])
+            shutil.rmtree(folder)
             raise _refused(error, part) from None
     record(sweep.folder, intent, [job.job_id for job in jobs])
     first, last = jobs[0].job_id, jobs[-1].job_id
@@ -160,8 +164,24 @@ def settle(sweep: Sweep, say: Say) -> None:
             path.unlink()
             continue
         many = len(intent["runs"]) > 1
-        record(sweep.folder, intent, [f"{adopted}_{i}" if many else adopted for i in range(len(intent["runs"]))])
+        jobs = [f"{adopted}_{i}" if many else adopted for i in range(len(intent["runs"]))]
+        for run_id, job_id in zip(intent["runs"], jobs):
+            _write_pickle(_pickles(sweep, intent["token"]), job_id, rundir.folder(sweep.folder, run_id))
+        record(sweep.folder, intent, jobs)
         say(f"adopted job {adopted}, which an interrupted `launch run` had submitted ({len(intent['runs'])} runs)")
+
+
+def _pickles(sweep: Sweep, token: str) -> Path:
+    return sweep.folder / "submitit" / token
+
+
+def _write_pickle(folder: Path, job_id: str, run_dir: Path) -> None:
+    """The pickle that a killed launcher had not yet moved to where the job waits for it (for a minute)."""
+    from submitit.core.utils import DelayedSubmission, JobPaths
+
+    path = JobPaths(folder, job_id=job_id).submitted_pickle
+    if not path.exists():
+        DelayedSubmission(Worker(str(run_dir))).dump(path)
 
 
 def black_holes(folders: list[Path]) -> list[str]:
@@ -217,12 +237,3 @@ def _refused(error: Exception, part: list[Run]) -> UserError:
     if "submit" in said.lower() and "limit" in said.lower():
         more = " (the submit limit: run the same command again when some jobs have ended)"
     return UserError(f"Slurm refused {part[0].run_id} and {len(part) - 1} others: {said}{more}")
-
-
-def _drop_orphans(folder: Path, since: float) -> None:
-    """Pickles and scripts of a refused submission; those of accepted jobs lie in folders named by job id."""
-    if not folder.parent.is_dir():
-        return
-    for path in [*folder.glob("*.pkl"), *folder.glob("*.sh")]:
-        if path.stat().st_mtime >= since - 1:
-            path.unlink()

@@ -124,6 +124,8 @@ def _state(
     if ended is not None and ended.state.startswith("CANCELLED"):
         return "CANCELLED", "cancelled with scancel", "", ""
     if ended is not None and not ended.is_live:
+        if rundir.is_held(folder):  # by another job of this run, or by the last process of this one
+            return "RUNNING", "", "", ""
         return _ended(ended, submitted, rows)
     return _unknown(run, beat, rows, submitted, queue is None)
 

@@ -105,12 +105,14 @@ def _first(run_dir: Path, run: dict[str, Any], task: ranks.Task, stop: Stop, loc
     )
     code = _train(run_dir, run, task, stop, lock)
     end_step = rundir.step(run_dir)
+    start_step = int(rundir.read(run_dir / rundir.STATE).get("start_step", start_step))  # where the trainer resumed
     verdict = failures.judge(run_dir, code, stop.asked, task.rank)
     verdict = failures.progress(verdict, run, rows, start_step, end_step)
     rundir.record_attempt(
         run_dir,
         attempt=number,
         end=time.time(),
+        start_step=start_step,
         end_step=end_step,
         exit=code if code >= 0 else None,
         signal=-code if code < 0 else None,

@@ -171,10 +171,14 @@ def test_other_settings_and_foreign_folders_are_refused_untouched(data, tmp_path
     (tmp_path / "file").write_text("x")
     (tmp_path / "manifest").mkdir()
     (tmp_path / "manifest" / folder.MANIFEST).write_text("[1]")
+    (tmp_path / "torn").mkdir()
+    (tmp_path / "torn" / folder.MANIFEST).write_text((data[0] / folder.MANIFEST).read_text()[:1000])
     before = tree(tmp_path)
-    for name in ("foreign", "file", "manifest"):
+    for name in ("foreign", "file", "manifest", "torn"):
         with pytest.raises(UserError, match="not written by"):
             clip_linear.emoji.write(tmp_path / name)
+    with pytest.raises(UserError, match="a part of its path is a file"):
+        clip_linear.emoji.write(tmp_path / "file" / "data")
     assert tree(tmp_path) == before
     for bad in (0, -1, 10_001, 2.5, "many"):
         with pytest.raises(UserError, match="per_shard"):
@@ -218,7 +222,7 @@ def test_others_may_read_what_is_written(data):
         assert path.stat().st_mode & 0o777 == (0o777 if path.is_dir() else 0o666) & ~umask, path
 
 
-def test_writing_imports_no_torch(tmp_path):
+def test_importing_loads_nothing_heavy():
     code = (
         "import sys, clip_linear.emoji; from clip_linear.emoji import models; models.small_vocabulary();"
         "print([m for m in ('torch', 'open_clip', 'PIL') if m in sys.modules])"

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+
 from clip_linear.train.config import resolve
 from PIL import Image
 

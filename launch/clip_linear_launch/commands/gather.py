@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import importlib
 import json
 from pathlib import Path
 
@@ -34,15 +33,25 @@ def report(args: argparse.Namespace) -> int:
     folder = load(args.sweep, args.root).folder
     counting, _ = collecting.collect(folder)
     print(f"{len(counting)} rows in {folder / collecting.ROWS}")
-    return fit_and_report(folder, args.x)
+    return fit_and_report(folder, args.x, args.metric, args.dataset)
 
 
-def fit_and_report(folder: Path, x: str) -> int:
-    """Run the fit and report commands on a folder with rows.csv; returns the report's exit code."""
-    fit, report = (importlib.import_module(f"clip_linear_eval.commands.{name}") for name in ("fit", "report"))
+def fit_and_report(folder: Path, x: str, metric: str, dataset: str | None = None) -> int:
+    """Run the fit and report commands on a folder with rows.csv; returns the report's exit code.
+
+    The fit is of one metric on one dataset (the first in the rows, if none is named); the report fits the others alike.
+    """
+    from clip_linear_eval.commands import fit, report
+    from clip_linear_eval.results import read_rows
+
     rows = folder / collecting.ROWS
+    found = [str(row["dataset"]) for row in read_rows(rows) if row["metric"] == metric]
+    if dataset is None and not found:
+        raise UserError(f"no finished run has a row with metric {metric!r}; run: clip-linear launch status")
+    where = ["--where", f"metric={metric}", "--where", f"dataset={dataset or found[0]}"]
+    (folder / "fit.json").unlink(missing_ok=True)
     try:
-        fit.main([str(rows), "--x", x, "--y", "error", "--group", "image_variant", "--out", str(folder / "fit.json")])
-    except UserError as error:  # too few sizes: the report says so, and shows the points
-        print(f"fit: {error}")
+        fit.main([str(rows), "--x", x, "--y", "error", "--group", "image_variant", *where, "--out", str(folder)])
+    except UserError as error:  # too few sizes for a law: the report shows the points and says so
+        print(f"no fit: {error}")
     return int(report.main([str(folder)]))
