@@ -17,10 +17,10 @@ from scipy.stats import t as t_dist
 from clip_linear.errors import UserError
 from clip_linear_eval.compare_joint import JointProblem
 from clip_linear_eval.compare_sizes import Pair, crossover, size_multiplier
-from clip_linear_eval.fit import Law, problem_of
 from clip_linear_eval.fit_intervals import LEVEL, Interval, covariance, profile, t_interval
 from clip_linear_eval.fit_optimize import Problem
 from clip_linear_eval.fit_solve import Solution, solve
+from clip_linear_eval.laws_fitted import Law
 
 POWER = 0.8  # of the smallest difference that is called detectable
 
@@ -59,7 +59,7 @@ def compare_laws(a: Law, b: Law, *, names: tuple[str, str] = ("a", "b")) -> Comp
             f"cannot compare a {a.form}/{a.objective} law with a {b.form}/{b.objective} one; fit both with one form "
             "and weights, and objective gaussian or linear"
         )
-    joint = JointProblem(problem_of(a), problem_of(b))
+    joint = JointProblem(a.problem, b.problem)
     best = Solution(joint.join(a.theta, b.theta), a.cost + b.cost, {})
     dof = joint.n - joint.k
     s2 = 2 * best.cost / dof if dof > 0 else None

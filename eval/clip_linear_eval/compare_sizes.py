@@ -16,9 +16,9 @@ from scipy.optimize import brentq
 from scipy.stats import t as t_dist
 
 from clip_linear_eval.compare_joint import JointProblem
-from clip_linear_eval.fit import Law
 from clip_linear_eval.fit_intervals import LEVEL
 from clip_linear_eval.laws import Array, get_form
+from clip_linear_eval.laws_fitted import Law
 
 _REACH = 1e3  # laws that are not straight lines are searched for crossings this far beyond the data
 _GRID = 4001

@@ -3,111 +3,35 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
-from scipy.stats import t as t_dist
 
-from clip_linear_eval.fit_diagnose import diagnose
-from clip_linear_eval.fit_intervals import LEVEL, Interval, covariance, law_intervals, scale
-from clip_linear_eval.fit_optimize import Problem
-from clip_linear_eval.fit_screen import Caution, Dropped, FitRefused, screen
-from clip_linear_eval.fit_solve import robust_delta, solve
-from clip_linear_eval.laws import EXPONENTS, Array, Form, Points, get_form
+from clip_linear_eval import frontier
+from clip_linear_eval.fit_bootstrap import bootstrap
+from clip_linear_eval.fit_intervals import Interval
+from clip_linear_eval.fit_points import fit_points, identified, prediction
+from clip_linear_eval.fit_screen import Dropped, FitRefused, Screened, enough, screen
+from clip_linear_eval.fit_select import check_split, choose_form, split
+from clip_linear_eval.laws import Array, Form, Points, get_form
+from clip_linear_eval.laws_fitted import Law
 
-__all__ = ["FitRefused", "Law", "fit_law"]
+__all__ = ["FitRefused", "Law", "Options", "fit_law"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Law:
-    """A fitted law.
+class Options:
+    """How to fit. ``predict`` holds x, or (x, x2) for ``chinchilla``; ``hold_out`` is a number of the largest sizes."""
 
-    ``params`` are natural (A, alpha, E, …); ``se`` belongs to them, ``cov`` to θ (logs of all but the exponents,
-    see ``cov_of``); an interval's end is None where the data set none. Errors are fractions.
-    """
-
-    form: str
-    objective: str
-    n: int
-    n_rows: int
-    cost: float
-    params: dict[str, float]
-    ci95: dict[str, Interval] | None
-    interval_method: str | None
-    se: dict[str, float | None]
-    cov: list[list[float]] | None
-    cov_of: list[str]
-    sigma: float | None
-    delta: float | None
-    dof: int
-    aicc: float | None
-    bic: float | None
-    loo: float | None
-    identified: dict[str, bool | None]
-    without_outlier: dict[str, Any] | None
-    certificate: dict[str, Any]
-    lack_of_fit: dict[str, float] | None
-    x_range: tuple[float, float]
-    noise_unit: float = 1.0  # weighted fits: sigma of the typical point, of which ``sigma`` is a multiple
-    predictions: list[dict[str, Any]] = field(default_factory=list)
-    warnings: tuple[Caution, ...] = ()
-    dropped: tuple[Dropped, ...] = ()
-    points: Points = field(repr=False, compare=False)
-
-    @property
-    def theta(self) -> Array:
-        return get_form(self.form).theta(self.params)
-
-    def predict(self, x: ArrayLike, x2: ArrayLike | None = None) -> Array:
-        """y of the law (its median) at x, and x2 for ``chinchilla``."""
-        return np.exp(self._log_y(x, x2)[0])
-
-    def band(
-        self, x: ArrayLike, x2: ArrayLike | None = None, *, prediction: bool = False
-    ) -> tuple[Array, Array] | None:
-        """95 % limits of the law at x, with ``prediction`` of a new measurement; None without degrees of freedom."""
-        if self.cov is None or self.dof < 1 or self.sigma is None:
-            return None
-        log_y, jac = self._log_y(x, x2)
-        var = np.maximum(np.einsum("ni,ij,nj->n", jac, np.array(self.cov), jac), 0.0)
-        half = t_dist.ppf((1 + LEVEL) / 2, self.dof) * np.sqrt(
-            var + (self.log_noise(np.exp(log_y)) ** 2 if prediction else 0)
-        )
-        return np.exp(log_y - half), np.exp(log_y + half)
-
-    def log_noise(self, y: Array) -> Array:
-        """Standard deviation of ln y about the law, at values y of the law (weighted fits: at the typical weight)."""
-        assert self.sigma is not None
-        if self.objective == "linear":
-            return self.sigma / y
-        return np.full_like(y, self.sigma * self.noise_unit)
-
-    def local_slope(self, x: ArrayLike) -> Array:
-        """−d ln y / d ln x: the exponent that a pure power law would show near x."""
-        x = np.asarray(x, dtype=float)
-        h = 1e-5
-        return (np.log(self.predict(x * np.exp(-h))) - np.log(self.predict(x * np.exp(h)))) / (2 * h)
-
-    def to_json(self) -> dict[str, Any]:
-        """The group's entry in fit.json."""
-        whole = {k: v for k, v in asdict(replace(self, points=Points.of([1.0], [1.0]))).items() if k != "points"}
-        whole.pop("dropped")
-        whole.pop("warnings")
-        return whole
-
-    @classmethod
-    def from_json(cls, group: dict[str, Any], points: Points | None = None) -> Law:
-        """A law from a group's entry in fit.json, to predict and draw bands with; ``points`` only to fit further."""
-        known = {f.name for f in fields(cls)} - {"points"}
-        return cls(**{k: v for k, v in group.items() if k in known}, points=points or Points.of([1.0], [1.0]))
-
-    def _log_y(self, x: ArrayLike, x2: ArrayLike | None) -> tuple[Array, Array]:
-        x, z = np.broadcast_arrays(
-            np.atleast_1d(np.asarray(x, dtype=float)), 1.0 if x2 is None else np.asarray(x2, float)
-        )
-        return get_form(self.form).log_y_jac(self.theta, x, z)
+    form: str = "power"
+    objective: str = "gaussian"
+    frontier: str = "none"
+    predict: tuple[Any, ...] = ()
+    hold_out: int = 0
+    bootstrap: int = 0
+    seed: int = 0
 
 
 def fit_law(
@@ -119,137 +43,143 @@ def fit_law(
     objective: str = "gaussian",
     sigma: ArrayLike | None = None,
     unit: str | None = None,
-    predict: Sequence[float] = (),
+    frontier: str = "none",
+    predict: Sequence[Any] = (),
+    hold_out: int = 0,
+    bootstrap: int = 0,
+    seed: int = 0,
+    runs: ArrayLike | None = None,
     rows: Sequence[int] | None = None,
     names: tuple[str, str] = ("x", "y"),
 ) -> Law:
-    """Fit ``form`` to positive points; ``x2`` is the second factor of ``chinchilla``, ``sigma`` the sd of ln y.
+    """Fit ``form`` (power, saturating, shifted, chinchilla, auto) to points.
 
-    ``unit`` (fraction, percent, loss) declares y; percent becomes a fraction. Raises FitRefused (a ValueError with a
-    ``code``) where no fit should be made, and lists doubts in ``Law.warnings``.
+    x, y: [n], positive (other points are left out and listed); x2: the second factor of ``chinchilla``; sigma: the sd
+    of ln y, as relative weights; unit: fraction, percent (becomes a fraction) or loss; frontier: which points count
+    (none, pareto, cherti, nezhurina); predict: where to predict; hold_out: predict this many of the largest sizes from
+    the rest; bootstrap: resamples of ``runs`` (labels [n]; each point by itself if None) with ``seed``. Raises
+    FitRefused, a ValueError with a ``code``, where no fit should be made; doubts are in ``Law.warnings``.
     """
-    shape = get_form(form)
-    if (x2 is not None) != (form == "chinchilla"):
-        raise FitRefused("missing_column", "form 'chinchilla', and only it, takes a second factor; give x2", ["x2"])
-    if sigma is not None and objective not in ("gaussian", "huber"):
-        raise FitRefused("missing_column", f"objective {objective!r} takes no sigma; use gaussian or huber")
-    columns = [_array(x), _array(y)]
+    options = Options(
+        form=form,
+        objective=objective,
+        frontier=frontier,
+        predict=tuple(predict),
+        hold_out=hold_out,
+        bootstrap=bootstrap,
+        seed=seed,
+    )
     second, spread = (None if c is None else _array(c) for c in (x2, sigma))
-    seen = screen(*columns, x2=second, sigma=spread, rows=rows, unit=unit, names=names, params=shape.k)
-    law = fit_points(seen.points, shape, objective, predict=predict)
-    return replace(law, n_rows=seen.n_rows, dropped=seen.dropped, warnings=seen.cautions + law.warnings)
+    seen = screen_for(options, _array(x), _array(y), x2=second, sigma=spread, rows=rows, unit=unit, names=names)
+    if form == "auto":
+        points = select_points(seen.points, options, names[0])
+        chosen, table = choose_form([points], objective, unit in ("fraction", "percent"))
+        law = fit_screened(seen, replace(options, form=chosen), names[0], _labels(seen, runs, rows))
+        return replace(law, selection=table)
+    return fit_screened(seen, options, names[0], _labels(seen, runs, rows))
 
 
 def _array(values: ArrayLike) -> Array:
     return np.asarray(values, dtype=float).ravel()
 
 
-def fit_points(points: Points, form: Form, objective: str = "gaussian", predict: Sequence[float] = ()) -> Law:
-    """Fit clean points (see ``fit_law``)."""
-    problem = Problem(form, points, objective)
-    if objective == "huber":
-        problem = problem.like("huber", robust_delta(problem))
-    solution = solve(problem)
-    found = diagnose(problem, solution)
-    dof = points.n - form.k
-    s2 = scale(problem, solution, dof)
-    cov = None if s2 is None else covariance(problem, solution, s2)
-    ci95 = None if s2 is None or cov is None else law_intervals(problem, solution, cov, s2, dof)
-    params = form.natural(solution.theta)
-    law = Law(
-        form=form.name,
-        objective=objective,
-        n=points.n,
-        n_rows=points.n,
-        cost=solution.cost,
-        params=params,
-        ci95=ci95,
-        interval_method=None
-        if ci95 is None
-        else "t"
-        if form.name == "power" and objective != "linear"
-        else "profile-F",
-        se=_standard_errors(form, params, cov),
-        cov=None if cov is None else cov.tolist(),
-        cov_of=[p if p in EXPONENTS else f"ln {p}" for p in form.params],
-        sigma=found.sigma,
-        delta=problem.delta,
-        dof=dof,
-        aicc=found.aicc,
-        bic=found.bic,
-        loo=found.loo,
-        identified=_identified(form, ci95),
-        without_outlier=_without(problem, found.outliers),
-        certificate=solution.certificate,
-        lack_of_fit=found.lack_of_fit,
-        x_range=(float(points.x.min()), float(points.x.max())),
-        noise_unit=1.0 if points.sigma is None else float(np.exp(np.mean(np.log(points.sigma)))),
-        points=points,
-    )
-    law = replace(law, warnings=tuple(_doubts(law, points, found.outliers)))
-    return replace(law, predictions=[prediction(law, v) for v in predict])
+def _labels(seen: Screened, runs: ArrayLike | None, rows: Sequence[int] | None) -> dict[int, str] | None:
+    if runs is None:
+        return None
+    names = [str(r) for r in np.asarray(runs).ravel()]
+    return dict(zip(range(1, len(names) + 1) if rows is None else rows, names))
 
 
-def prediction(law: Law, x: float, x2: float | None = None) -> dict[str, Any]:
-    """The law at x with its confidence and prediction limits; ``extrapolated`` outside the data."""
-    limits = [law.band(x, x2), law.band(x, x2, prediction=True)]
-    ends = [None if b is None else [float(b[0][0]), float(b[1][0])] for b in limits]
-    inside = law.x_range[0] <= x <= law.x_range[1]
+def screen_for(options: Options, x: Array, y: Array, **columns: Any) -> Screened:
+    """``screen`` for these options: the form says how many parameters there are and whether x2 belongs to it."""
+    form = get_form("power" if options.form in ("auto", "isoflop") else options.form)
+    second = options.form in ("chinchilla", "isoflop")
+    if (columns.get("x2") is not None) != second:
+        raise FitRefused("missing_column", "form 'chinchilla', and only it, takes a second factor; give x2", ["x2"])
+    if columns.get("sigma") is not None and options.objective not in ("gaussian", "huber"):
+        raise FitRefused("missing_column", f"objective {options.objective!r} takes no sigma; use gaussian or huber")
+    return screen(x, y, params=form.k, **columns)
+
+
+def select_points(points: Points, options: Options, x_name: str) -> Points:
+    """The points on the frontier. Raises FitRefused if too few are left."""
+    choose = frontier.rule(options.frontier, x_name)
+    if choose is None:
+        return points
+    chosen = choose(points)
+    enough(chosen, get_form("power" if options.form == "auto" else options.form).k, f"{x_name} on the frontier")
+    return chosen
+
+
+def fit_screened(seen: Screened, options: Options, x_name: str, runs: dict[int, str] | None = None) -> Law:
+    """Fit screened points under all options; ``runs`` maps row numbers to the run that they belong to."""
+    form = get_form(options.form)
+    points = select_points(seen.points, options, x_name)
+    law = fit_points(points, form, options.objective, options.predict)
+    law = replace(law, n_rows=seen.n_rows, dropped=seen.dropped, warnings=seen.cautions + law.warnings)
+    if points is not seen.points:
+        law = replace(law, frontier=options.frontier, dropped=law.dropped + _off(seen.points, points, options.frontier))
+    if options.hold_out:
+        law = replace(law, hold_out=held_out(points, form, options))
+    return _with_bootstrap(law, seen.points, options, x_name, runs) if options.bootstrap else law
+
+
+def _off(all_points: Points, chosen: Points, name: str) -> tuple[Dropped, ...]:
+    if all_points.row is None or chosen.row is None:
+        return ()
+    kept = set(chosen.row.tolist())
+    return tuple(Dropped(int(r), f"not on the frontier ({name})") for r in sorted(all_points.row) if r not in kept)
+
+
+def held_out(points: Points, form: Form, options: Options) -> dict[str, Any]:
+    """The largest sizes predicted from the rest. Raises FitRefused if the rest is too little."""
+    check_split(points, form, options.hold_out)
+    train, test = split(points, options.hold_out)
+    law = fit_points(train, form, options.objective)
+    found = [prediction(law, x, None if test.x2 is None else float(test.x2[i])) for i, x in enumerate(test.x)]
+    told = [
+        {**p, "measured": float(y), "inside": None if p["pi95"] is None else bool(p["pi95"][0] <= y <= p["pi95"][1])}
+        for p, y in zip(found, test.y)
+    ]
+    off = np.log(test.y) - np.log([p["y"] for p in found])
     return {
-        "x": float(x),
-        "y": float(law.predict(x, x2)[0]),
-        "ci95": ends[0],
-        "pi95": ends[1],
-        "extrapolated": not inside,
+        "largest": options.hold_out,
+        "n_fit": train.n,
+        "params": law.params,
+        "points": told,
+        "rms_log": float(np.sqrt(np.mean(off**2))),
     }
 
 
-def _standard_errors(form: Form, params: dict[str, float], cov: Array | None) -> dict[str, float | None]:
-    if cov is None:
-        return dict.fromkeys(form.params)
-    root = np.sqrt(np.diag(cov))
-    return {p: float(s if p in EXPONENTS else params[p] * s) for p, s in zip(form.params, root)}
-
-
-def _identified(form: Form, ci95: dict[str, Interval] | None) -> dict[str, bool | None]:
-    """Whether an interval is finite and keeps clear of its bound; None where there is no interval to judge by."""
-    if ci95 is None:
-        return dict.fromkeys(form.params)
-    return {p: lo is not None and hi is not None and (lo > 0 or p in EXPONENTS) for p, (lo, hi) in ci95.items()}
-
-
-def _without(problem: Problem, outliers: tuple[int, ...]) -> dict[str, Any] | None:
-    kept = np.ones(problem.n, dtype=bool)
-    kept[list(outliers)] = False
-    if not outliers or len(np.unique(problem.points.x[kept])) < problem.k:
-        return None
-    again = Problem(problem.form, problem.points.take(kept), problem.objective, problem.delta)
-    law = solve(again)
-    at = [[float(problem.points.x[i]), float(problem.points.y[i])] for i in outliers]
-    return {**problem.form.natural(law.theta), "n": int(kept.sum()), "left_out": at}
-
-
-def _doubts(law: Law, points: Points, outliers: tuple[int, ...]) -> list[Caution]:
-    said = []
-    if law.dof < 1:
-        said.append(
-            Caution(
-                "zero_dof", f"{law.n} points for {len(law.params)} parameters: a curve through the points, no interval"
-            )
-        )
-    if outliers:
-        at = ", ".join(f"{points.x[i]:.4g}" for i in outliers)
-        said.append(Caution("outlier", f"the point at x = {at} does not belong to the law; see without_outlier"))
-    floor = law.params.get("E")
-    if floor is not None and law.identified["E"] is not True and (law.ci95 is not None or floor == 0):
-        top = None if law.ci95 is None else law.ci95["E"][1]
-        until = "" if top is None else f" (95 % interval 0 to {top:.4g})"
-        said.append(Caution("E_not_identified", f"these data do not tell the floor E from 0{until}"))
-    if not law.certificate["ok"]:
-        said.append(Caution("no_certificate", "the optimum is not certified: starts disagree or a restart still gains"))
-    return said
-
-
-def problem_of(law: Law) -> Problem:
-    """The law's minimisation, to go on from it."""
-    return Problem(get_form(law.form), law.points, law.objective, law.delta)
+def _with_bootstrap(law: Law, points: Points, options: Options, x_name: str, runs: dict[int, str] | None) -> Law:
+    """Add the bootstrap; it becomes the interval of robust objectives and of frontiers, which have no better one."""
+    labels = None
+    if runs is not None and points.row is not None:
+        labels = np.array([runs[int(r)] for r in points.row])
+    found = bootstrap(
+        points,
+        get_form(law.form),
+        law.objective,
+        law.theta,
+        draws=options.bootstrap,
+        seed=options.seed,
+        delta=law.delta,
+        choose=frontier.rule(options.frontier, x_name),
+        clusters=labels,
+    )
+    if found is None:
+        return replace(law, bootstrap={"draws": options.bootstrap, "seed": options.seed, "failed": options.bootstrap})
+    told = found.to_json()
+    law = replace(law, bootstrap=told)
+    if law.ci95 is not None and options.frontier == "none":
+        return law
+    ends: dict[str, Interval] = told["ci95"]
+    cov = np.cov(found.theta.T) if np.isfinite(found.theta).all() else None
+    return replace(
+        law,
+        ci95=ends,
+        interval_method="bootstrap" if options.frontier == "none" else "bootstrap, frontier selected in every draw",
+        se=told["se"],
+        cov=None if cov is None else np.atleast_2d(cov).tolist(),
+        identified=identified(get_form(law.form), ends),
+    )

@@ -1,17 +1,17 @@
-"""Rows from CSV, JSON lines or parquet, and the columns x, y, x2, sigma and group that a fit takes from them."""
+"""The columns x, y, x2, sigma and group that a fit takes from rows, per group."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from clip_linear.errors import UserError
 from clip_linear_eval.fit_screen import UNITS, Caution, Dropped, FitRefused
+from clip_linear_eval.fit_weights import SEEDS, replicate_sigma
 from clip_linear_eval.laws import Array
 
 if TYPE_CHECKING:
@@ -59,7 +59,6 @@ class Group:
     y: Array
     x2: Array | None
     sigma: Array | None
-    seed: Array | None
     rows: list[int]
     n_rows: int
 
@@ -74,27 +73,8 @@ class Table:
     dropped: tuple[Dropped, ...]
     cautions: tuple[Caution, ...]
     synthetic: bool
-
-
-def read_table(path: Path | str) -> pd.DataFrame:
-    """The rows as text and numbers. Raises UserError if the file is missing, empty or no table."""
-    import pandas as pd
-
-    path = Path(path)
-    if not path.is_file():
-        raise UserError(f"rows file {str(path)!r} does not exist; give a CSV, JSONL or parquet file of rows")
-    try:
-        if path.suffix in (".parquet", ".pq"):
-            return pd.read_parquet(path)
-        if path.suffix in (".jsonl", ".ndjson"):
-            return pd.read_json(path, lines=True, dtype=False)
-        table = pd.read_csv(path, encoding="utf-8-sig", skipinitialspace=True, skip_blank_lines=True)
-    except ImportError:
-        raise UserError(f"{str(path)!r} needs pyarrow; install clip-linear[parquet] or give CSV") from None
-    except (ValueError, UnicodeDecodeError, OSError) as error:
-        raise UserError(f"{str(path)!r} is not a table of rows: {str(error).splitlines()[0]}") from None
-    table.columns = [str(c).strip() for c in table.columns]
-    return table
+    runs: dict[int, str] | None  # row number -> run, where rows name one
+    pairs: dict[int, str]  # row number -> what it shares with its counterpart in another group (size, samples, seed)
 
 
 def select(table: pd.DataFrame, columns: Columns) -> Table:
@@ -103,7 +83,9 @@ def select(table: pd.DataFrame, columns: Columns) -> Table:
     table["_row"] = np.arange(1, len(table) + 1)
     table = _where(table, columns.where)
     conventions, table = _derive(table, columns)
-    wanted = [columns.x, columns.y, columns.x2, columns.budget, columns.sigma, columns.group]
+    by_seeds = columns.sigma == SEEDS and SEEDS not in table.columns
+    spread = None if by_seeds else columns.sigma
+    wanted = [columns.x, columns.y, columns.x2, columns.budget, spread, columns.group]
     missing = [c for c in wanted if c is not None and c not in table.columns]
     if missing:
         present = ", ".join(str(c) for c in table.columns if c != "_row")
@@ -123,15 +105,13 @@ def select(table: pd.DataFrame, columns: Columns) -> Table:
         keep, left_out = _cut(data[columns.x][mask], data[columns.y][mask], rows, columns)
         dropped += left_out
         part = {c: v[mask][keep] for c, v in data.items()}
-        seed = _numbers(table, "seed")[mask][keep] if "seed" in table.columns else None
         groups.append(
             Group(
                 name=name,
                 x=part[columns.x],
                 y=part[columns.y],
                 x2=part[second] if second else None,
-                sigma=part[columns.sigma] if columns.sigma else None,
-                seed=seed,
+                sigma=replicate_sigma(part[columns.x], part[columns.y]) if by_seeds else part.get(spread or ""),
                 rows=[r for r, k in zip(rows, keep) if k],
                 n_rows=len(rows),
             )
@@ -139,7 +119,9 @@ def select(table: pd.DataFrame, columns: Columns) -> Table:
     if not groups:
         raise FitRefused("no_positive_rows", "no rows are left to fit")
     synthetic = "provenance" in table.columns and bool((table["provenance"].astype(str) == "synthetic").any())
-    return Table(groups, unit, conventions, tuple(dropped), tuple(cautions), synthetic)
+    return Table(
+        groups, unit, conventions, tuple(dropped), tuple(cautions), synthetic, _runs(table), _pairs(table, columns)
+    )
 
 
 def _where(table: pd.DataFrame, where: Sequence[str]) -> pd.DataFrame:
@@ -212,6 +194,22 @@ def _unit(table: pd.DataFrame, columns: Columns) -> tuple[str | None, list[Cauti
     if columns.unit and found and columns.unit != found:
         return columns.unit, [Caution("unit_mismatch", f"--unit {columns.unit} but the rows' unit is {found}")]
     return columns.unit or found, []
+
+
+def _runs(table: pd.DataFrame) -> dict[int, str] | None:
+    if "run_id" not in table.columns or table["run_id"].isna().any():
+        return None
+    return dict(zip(table["_row"].tolist(), table["run_id"].astype(str)))
+
+
+def _pairs(table: pd.DataFrame, columns: Columns) -> dict[int, str]:
+    """Rows of different groups with the same key are counterparts: same base model (else x), samples seen and seed."""
+    if "seed" not in table.columns or columns.group is None:
+        return {}
+    size = next((c for c in ("arch", "model") if c in table.columns and c != columns.group), columns.x)
+    parts = [table[size].astype(str).str.split("+").str[0], table["seed"].astype(str)]
+    parts += [table["samples_seen"].astype(str)] if "samples_seen" in table.columns else []
+    return dict(zip(table["_row"].tolist(), ("|".join(key) for key in zip(*parts))))
 
 
 def _unfinished(table: pd.DataFrame) -> tuple[pd.DataFrame, list[Dropped]]:

@@ -6,7 +6,6 @@ from collections.abc import Callable
 
 import numpy as np
 from scipy.optimize import linprog
-from scipy.sparse import csr_matrix, eye, hstack, vstack
 
 from clip_linear_eval.laws import Array
 
@@ -44,16 +43,17 @@ def minimise_l1(residuals: Callable[[Array], tuple[Array, Array]], theta: Array)
 
 
 def _step(r: Array, jac: Array, radius: float) -> Array | None:
-    """argmin over |d| <= radius of Σ |r + J d|: variables d [k] and bounds s [n] with -s <= r + J d <= s."""
+    """argmin over |d| <= radius of Σ |r + J d|, from the dual: max r·z − radius Σ|Jᵀz| over −1 <= z <= 1.
+
+    The dual has k equations instead of 2n inequalities; d are their multipliers.
+    """
     n, k = jac.shape
-    sparse = csr_matrix(jac)
-    rows = vstack([hstack([sparse, -eye(n)]), hstack([-sparse, -eye(n)])], format="csr")
     size = max(float(np.abs(r).max()), 1e-300)  # HiGHS has absolute tolerances: solve in units of the largest residual
     answer = linprog(
-        np.r_[np.zeros(k), np.ones(n)],
-        A_ub=rows,
-        b_ub=np.r_[-r, r] / size,
-        bounds=[(-radius / size, radius / size)] * k + [(0, None)] * n,
+        np.r_[-r / size, np.full(2 * k, radius / size)],
+        A_eq=np.hstack([jac.T, -np.eye(k), np.eye(k)]),
+        b_eq=np.zeros(k),
+        bounds=np.r_[np.tile([-1.0, 1.0], (n, 1)), np.tile([0.0, np.inf], (2 * k, 1))],
         method="highs",
     )
-    return None if answer.x is None else answer.x[:k] * size
+    return None if answer.x is None else np.asarray(answer.eqlin.marginals) * size

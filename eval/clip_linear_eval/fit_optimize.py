@@ -8,11 +8,12 @@ programmes. L-BFGS on the same objectives stops early and reports success; Besir
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import cached_property
+from typing import Any
 
 import numpy as np
-from scipy.optimize import least_squares
+from scipy.optimize import least_squares, leastsq
 
 from clip_linear.errors import unknown
 from clip_linear_eval.fit_l1 import minimise_l1
@@ -68,53 +69,76 @@ class Objective:
         if not at:
             return full, self.cost(full)
         start = full[at]
+        last: dict[str, Any] = {}
 
         def at_free(values: Array) -> tuple[Array, Array]:
-            full[at] = values
-            with np.errstate(all="ignore"):  # a wild trial step may overflow; it is then refused below
+            if "at" not in last or (values != last["at"]).any():  # solvers ask for r and for J at the same point
+                full[at] = values
                 r, jac = self.residuals(full)
-            return _bounded(r), _bounded(jac[:, at])
+                last.update(at=values.copy(), r=_bounded(r), jac=_bounded(jac[:, at]))
+            return last["r"], last["jac"]
 
-        if self.objective == "l1":
-            full[at] = minimise_l1(at_free, start)[0]
-            return full, self.cost(full)
-        robust = self.delta is not None
-        solved = least_squares(
-            lambda v: at_free(v)[0],
-            start,
-            jac=lambda v: at_free(v)[1],
-            method="trf" if robust or len(at) > self.n else "lm",
-            loss="huber" if robust else "linear",
-            f_scale=self.delta or 1.0,
-            x_scale="jac",
-            ftol=_TOLERANCE,
-            xtol=_TOLERANCE,
-            gtol=_TOLERANCE,
-            max_nfev=400,
-        )
-        full[at] = solved.x
+        with np.errstate(all="ignore"):  # a wild trial step may overflow; it is then refused
+            if self.objective == "l1":
+                full[at] = minimise_l1(at_free, start)[0]
+            elif self.delta is None and len(at) <= self.n:
+                full[at] = _marquardt(at_free, start)
+            else:
+                full[at] = least_squares(
+                    lambda v: at_free(v)[0],
+                    start,
+                    jac=lambda v: at_free(v)[1],
+                    loss="linear" if self.delta is None else "huber",
+                    f_scale=self.delta or 1.0,
+                    x_scale="jac",
+                    ftol=_TOLERANCE,
+                    xtol=_TOLERANCE,
+                    gtol=_TOLERANCE,
+                    max_nfev=400,
+                ).x
         return full, self.cost(full)
 
-    def settle(self, theta: Array, free: Iterable[int]) -> tuple[Array, float]:
-        """As ``minimise``, and the smaller laws with a coefficient at zero (−inf in θ) are weighed against it."""
+    def settle(self, theta: Array, free: Iterable[int], thorough: bool = False) -> tuple[Array, float]:
+        """As ``minimise``, and the smaller laws with a coefficient at zero (−inf in θ) are weighed against it.
+
+        They are tried where the coefficient has become small, or always if ``thorough``.
+        """
         at = list(free)
         start = np.array(theta, dtype=float)
         for j in at:
             if start[j] == -np.inf:
                 start[j] = self.zeroable[j]
         best, cost = self.minimise(start, at)
-        zeroable = [j for j in self.zeroable if j in at]
-        for m in range(1, len(zeroable) + 1):
-            for zeros in itertools.combinations(zeroable, m):
+        small = [j for j in self.zeroable if j in at and (thorough or not best[j] > self.zeroable[j])]
+        for m in range(1, len(small) + 1):
+            for zeros in itertools.combinations(small, m):
                 held = best.copy()
                 held[list(zeros)] = -np.inf
                 smaller, at_zero = self.minimise(held, [j for j in at if j not in zeros])
-                if at_zero <= cost * (1 + 1e-10) + self.tiny:
+                if not at_zero > cost * (1 + 1e-10) + self.tiny:
                     best, cost = smaller, min(cost, at_zero)
         return best, cost
 
 
+def _marquardt(problem: Callable[[Array], tuple[Array, Array]], start: Array) -> Array:
+    """Levenberg–Marquardt by MINPACK: what ``least_squares(method="lm")`` runs, without its wrapping, which costs more
+    than the fit itself when thousands of small fits make up profiles and resamples."""
+    found = leastsq(
+        lambda v: problem(v)[0],
+        start,
+        Dfun=lambda v: problem(v)[1],
+        full_output=True,
+        ftol=_TOLERANCE,
+        xtol=_TOLERANCE,
+        gtol=0.0,
+        maxfev=400,
+    )
+    return np.asarray(found[0], dtype=float)
+
+
 def _bounded(values: Array) -> Array:
+    if np.isfinite(values).all():
+        return values
     return np.nan_to_num(values, nan=1e150, posinf=1e150, neginf=-1e150)
 
 

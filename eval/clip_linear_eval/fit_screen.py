@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -73,11 +73,12 @@ def screen(
     total = len(rows) if n_rows is None else n_rows
     if not keep.any():
         raise FitRefused("no_positive_rows", f"none of {total} rows has a finite positive {names[0]} and {names[1]}")
-    points = Points.of(x[keep], y[keep], None if x2 is None else x2[keep], None if sigma is None else sigma[keep])
+    second, spread = (None if c is None else c[keep] for c in (x2, sigma))
+    points = Points.of(x[keep], y[keep], second, spread, np.array(rows)[keep])
     cautions += _units(points, unit, names[1])
     if unit == "percent":
-        points = Points(x=points.x, y=points.y / 100, x2=points.x2, sigma=points.sigma)
-    _enough(points, params, names[0])
+        points = replace(points, y=points.y / 100)
+    enough(points, params, names[0])
     return Screened(points, tuple(dropped), tuple(cautions + _shape(points, names)), total)
 
 
@@ -108,7 +109,8 @@ def _which(code: str, count: int, dropped: list[Dropped]) -> str:
     return f"{count} row(s) left out: {'not finite' if wild else 'not positive'} (rows {listed})"
 
 
-def _enough(points: Points, params: int, x_name: str) -> None:
+def enough(points: Points, params: int, x_name: str) -> None:
+    """Raise FitRefused unless the points can determine ``params`` parameters."""
     distinct = len(np.unique(points.x if points.x2 is None else np.stack([points.x, points.x2]), axis=-1).T)
     for name, column in ((x_name, points.x), ("x2", points.x2)):
         if column is not None and points.n > 1 and len(np.unique(column)) == 1:

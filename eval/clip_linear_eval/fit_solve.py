@@ -35,17 +35,17 @@ def solve(problem: Problem, near: Array | None = None) -> Solution:
         theta = np.array([a, -slope])
         return Solution(theta, problem.cost(theta), {"ok": True, "method": "closed form (least squares)"})
     everything = range(problem.k)
+    if near is not None:
+        return Solution(*problem.settle(near, everything), {})
     smooth = problem if problem.objective == "linear" else problem.like("gaussian")
-    begin = starts(problem.form, problem.points, problem.weight) if near is None else [near]
+    begin = starts(problem.form, problem.points, problem.weight)
     minima = _sorted([smooth.minimise(theta, everything) for theta in begin])
     if problem.objective in ("gaussian", "linear"):
         runs = minima
-        theta, cost = problem.settle(runs[0][0], everything)
+        theta, cost = problem.settle(runs[0][0], everything, thorough=True)
     else:
         runs = _sorted([_continue(problem, theta) for theta, _ in minima[:3]])
         theta, cost = runs[0]
-    if near is not None:
-        return Solution(theta, cost, {})
     return Solution(theta, cost, _certificate(problem, theta, cost, runs, len(minima)))
 
 

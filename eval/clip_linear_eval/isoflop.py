@@ -14,10 +14,11 @@ import numpy as np
 from numpy.typing import ArrayLike
 from scipy.stats import t as t_dist
 
-from clip_linear_eval.fit import Law, fit_points
 from clip_linear_eval.fit_intervals import LEVEL
+from clip_linear_eval.fit_points import fit_points
 from clip_linear_eval.fit_screen import Caution, Dropped, FitRefused, Screened
 from clip_linear_eval.laws import Array, Points, get_form
+from clip_linear_eval.laws_fitted import Law
 
 SAME_BUDGET = 0.05  # relative gap between neighbours below which rows belong to one budget
 BIAS = "vertices are biased when the exponents of N and D differ (about 3 % for a window of 8x); a is not"

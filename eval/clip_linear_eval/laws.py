@@ -10,7 +10,8 @@ Sources: Hoffmann et al. 2022 (arXiv 2203.15556) for ``chinchilla``, Nezhurina e
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -22,43 +23,48 @@ Array = NDArray[np.float64]
 
 @dataclass(frozen=True, kw_only=True)
 class Points:
-    """The measured points of one law: x, y > 0 of shape [n]; x2 (chinchilla) and sigma (sd of ln y) where given."""
+    """The points of one law: x, y > 0 of shape [n]; x2 (chinchilla), sigma (sd of ln y) and row numbers where known."""
 
     x: Array
     y: Array
     x2: Array | None = None
     sigma: Array | None = None
+    row: NDArray[np.int64] | None = None
 
     @staticmethod
-    def of(x: ArrayLike, y: ArrayLike, x2: ArrayLike | None = None, sigma: ArrayLike | None = None) -> Points:
+    def of(
+        x: ArrayLike,
+        y: ArrayLike,
+        x2: ArrayLike | None = None,
+        sigma: ArrayLike | None = None,
+        row: ArrayLike | None = None,
+    ) -> Points:
         """Points from anything array-like, sorted by x (then x2, y), so that the order of rows never matters."""
-        columns = [np.asarray(c, dtype=float).ravel() for c in (x, y)]
-        extra = [None if c is None else np.asarray(c, dtype=float).ravel() for c in (x2, sigma)]
-        order = np.lexsort([columns[1], *([] if extra[0] is None else [extra[0]]), columns[0]])
-        first, second = (None if c is None else c[order] for c in extra)
-        return Points(x=columns[0][order], y=columns[1][order], x2=first, sigma=second)
+        plain = [None if c is None else np.asarray(c, dtype=float).ravel() for c in (x, y, x2, sigma)]
+        assert plain[0] is not None and plain[1] is not None
+        order = np.lexsort([c for c in (plain[1], plain[2], plain[0]) if c is not None])
+        whole = Points(
+            x=plain[0], y=plain[1], x2=plain[2], sigma=plain[3], row=None if row is None else np.asarray(row)
+        )
+        return whole.take(order)
 
     def take(self, index: NDArray) -> Points:
         """The points at an index or mask."""
-        return Points(
-            x=self.x[index],
-            y=self.y[index],
-            x2=None if self.x2 is None else self.x2[index],
-            sigma=None if self.sigma is None else self.sigma[index],
-        )
+        whole: dict[str, Any] = {f.name: getattr(self, f.name) for f in fields(self)}
+        picked: dict[str, Any] = {name: None if c is None else c[index] for name, c in whole.items()}
+        return Points(**picked)
+
+    def with_more(self, more: Points) -> Points:
+        """These points and ``more``, which has the same columns."""
+        pairs = {f.name: (getattr(self, f.name), getattr(more, f.name)) for f in fields(self)}
+        both: dict[str, Any] = {
+            k: None if a is None or b is None else np.concatenate([a, b]) for k, (a, b) in pairs.items()
+        }
+        return Points.of(**both)
 
     @property
     def n(self) -> int:
         return len(self.x)
-
-    def with_more(self, more: Points) -> Points:
-        """These points and ``more``, which has the same columns."""
-
-        def both(a: Array | None, b: Array | None) -> Array | None:
-            return None if a is None or b is None else np.concatenate([a, b])
-
-        x, y = np.concatenate([self.x, more.x]), np.concatenate([self.y, more.y])
-        return Points.of(x, y, both(self.x2, more.x2), both(self.sigma, more.sigma))
 
     @property
     def decades(self) -> float:
@@ -90,48 +96,34 @@ class Form:
         with np.errstate(divide="ignore"):
             return np.array([params[p] if p in EXPONENTS else np.log(params[p]) for p in self.params])
 
-    def log_y(self, theta: Array, x: Array, x2: Array | None = None) -> Array:
-        """ln y at x (and x2), shape [n]."""
-        return self._sum(self._terms(theta, x, x2)[0])
-
     def log_y_jac(self, theta: Array, x: Array, x2: Array | None = None) -> tuple[Array, Array]:
-        """ln y, shape [n], and its derivatives by θ, shape [n, k]."""
-        terms, slopes = self._terms(theta, x, x2)
-        total = self._sum(terms)
-        jac = np.zeros((len(x), self.k))
-        for term, parts in zip(terms, slopes):
-            share = np.exp(term - total)  # this term's share of y
-            for j, d in parts:
-                jac[:, j] += share * d
-        return total, jac
+        """ln y at x (and x2), shape [n], and its derivatives by θ, shape [n, k].
 
-    @staticmethod
-    def _sum(terms: list[Array]) -> Array:
-        total = terms[0]
-        for term in terms[1:]:
-            total = np.logaddexp(total, term)
-        return total
-
-    def _terms(self, theta: Array, x: Array, x2: Array | None) -> tuple[list[Array], list[list[tuple[int, Array]]]]:
-        ones = np.ones_like(x)
-        at = dict(zip(self.params, range(self.k)))
-        a, alpha = at["A"], at["alpha"]
-        shifted = self.name == "shifted"
-        shift = np.exp(theta[at["B"]]) if shifted else 0.0
-        lx = np.log(x + shift)
-        terms = [theta[a] - theta[alpha] * lx]
-        slopes = [[(a, ones), (alpha, -lx)]]
-        if shifted:
-            slopes[0].append((at["B"], -theta[alpha] * shift / (x + shift)))
+        Each derivative is the term's share of y times the derivative of the term's logarithm.
+        """
+        at = {p: j for j, p in enumerate(self.params)}
+        shift = float(np.exp(theta[at["B"]])) if self.name == "shifted" else 0.0
+        alpha, lx = theta[at["alpha"]], np.log(x + shift)
+        power = theta[at["A"]] - alpha * lx
+        total, second, floor = power, None, theta[at["E"]] if "E" in at else -np.inf
         if self.name == "chinchilla":
             assert x2 is not None
             lx2 = np.log(x2)
-            terms.append(theta[at["B"]] - theta[at["beta"]] * lx2)
-            slopes.append([(at["B"], ones), (at["beta"], -lx2)])
-        if "E" in at and theta[at["E"]] > -np.inf:
-            terms.append(np.full_like(x, theta[at["E"]]))
-            slopes.append([(at["E"], ones)])
-        return terms, slopes
+            second = theta[at["B"]] - theta[at["beta"]] * lx2
+            total = np.logaddexp(total, second)
+        if floor > -np.inf:
+            total = np.logaddexp(total, floor)
+        jac = np.zeros((len(x), self.k))
+        share = np.exp(power - total)
+        jac[:, at["A"]], jac[:, at["alpha"]] = share, -share * lx
+        if shift:
+            jac[:, at["B"]] = -share * alpha * shift / (x + shift)
+        if second is not None:
+            share = np.exp(second - total)
+            jac[:, at["B"]], jac[:, at["beta"]] = share, -share * lx2
+        if floor > -np.inf:
+            jac[:, at["E"]] = np.exp(floor - total)
+        return total, jac
 
 
 EXPONENTS = ("alpha", "beta")

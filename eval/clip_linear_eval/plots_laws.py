@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from clip_linear_eval.fit import Law
 from clip_linear_eval.laws import Points
+from clip_linear_eval.laws_fitted import Law
 from clip_linear_eval.plots import GRID, MUTED, Style, figure, log_axis, to_svg
 from clip_linear_eval.report_words import AXIS, number
 

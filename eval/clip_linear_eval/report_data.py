@@ -13,11 +13,12 @@ from typing import Any
 
 from clip_linear.errors import UserError
 from clip_linear.files import read_jsonl
-from clip_linear_eval.fit import Law
+from clip_linear_eval.fit import Options
 from clip_linear_eval.fit_input import Columns, select
 from clip_linear_eval.fit_screen import FitRefused
 from clip_linear_eval.fit_table import fit_table
 from clip_linear_eval.laws import Points
+from clip_linear_eval.laws_fitted import Law
 
 _SIZES = ("n_params_vision", "n_params_total", "gmacs_total", "samples_seen")
 _ERRORS = ("top1", "top5", "mean_per_class_recall")
@@ -52,7 +53,7 @@ class Fitted:
 
 def read_rows_table(path: Path) -> tuple[Path, Any]:
     """The rows of a folder (its rows.csv) or file, and where they are."""
-    from clip_linear_eval.fit_input import read_table
+    from clip_linear_eval.fit_read import read_table
 
     rows = path / "rows.csv" if path.is_dir() else path
     if path.is_dir() and not rows.is_file():
@@ -112,6 +113,7 @@ def fit_everything(table: Any, like: dict[str, Any] | None) -> Iterator[Fitted]:
     if not {"metric", "value", "dataset"} <= set(table.columns):
         return
     settings = like or {}
+    options = Options(form=settings.get("form", "power"), objective=settings.get("objective", "gaussian"))
     x = settings.get("x") or _size_column(table)
     group = settings["group"] if like else ("image_variant" if "image_variant" in table.columns else None)
     if x is None:
@@ -123,13 +125,7 @@ def fit_everything(table: Any, like: dict[str, Any] | None) -> Iterator[Fitted]:
         where = (f"metric={metric}", f"dataset={dataset}")
         columns = Columns(x=x, y="error" if error else "value", group=group, where=where)
         try:
-            fits = fit_table(
-                table,
-                columns,
-                form=settings.get("form", "power"),
-                objective=settings.get("objective", "gaussian"),
-                ref=settings.get("ref"),
-            )
+            fits = fit_table(table, columns, options, settings.get("ref"))
         except FitRefused as refusal:
             yield Fitted(title_of(columns, table), None, {}, _points_or_none(table, columns), str(refusal))
         except UserError:  # the reference is missing for this dataset: nothing to compare here
