@@ -32,6 +32,7 @@ class Options:
     hold_out: int = 0
     bootstrap: int = 0
     seed: int = 0
+    intervals: tuple[str, ...] | None = None  # parameters that get one; None: all
 
 
 def fit_law(
@@ -49,6 +50,7 @@ def fit_law(
     bootstrap: int = 0,
     seed: int = 0,
     runs: ArrayLike | None = None,
+    intervals: Sequence[str] | None = None,
     rows: Sequence[int] | None = None,
     names: tuple[str, str] = ("x", "y"),
 ) -> Law:
@@ -57,8 +59,9 @@ def fit_law(
     x, y: [n], positive (other points are left out and listed); x2: the second factor of ``chinchilla``; sigma: the sd
     of ln y, as relative weights; unit: fraction, percent (becomes a fraction) or loss; frontier: which points count
     (none, pareto, cherti, nezhurina); predict: where to predict; hold_out: predict this many of the largest sizes from
-    the rest; bootstrap: resamples of ``runs`` (labels [n]; each point by itself if None) with ``seed``. Raises
-    FitRefused, a ValueError with a ``code``, where no fit should be made; doubts are in ``Law.warnings``.
+    the rest; bootstrap: resamples of ``runs`` (labels [n]; each point by itself if None) with ``seed``; intervals: the
+    parameters that need one (None: all). Raises FitRefused, a ValueError with a ``code``, where no fit should be made;
+    doubts are in ``Law.warnings``.
     """
     options = Options(
         form=form,
@@ -68,6 +71,7 @@ def fit_law(
         hold_out=hold_out,
         bootstrap=bootstrap,
         seed=seed,
+        intervals=None if intervals is None else tuple(intervals),
     )
     second, spread = (None if c is None else _array(c) for c in (x2, sigma))
     seen = screen_for(options, _array(x), _array(y), x2=second, sigma=spread, rows=rows, unit=unit, names=names)
@@ -115,7 +119,7 @@ def fit_screened(seen: Screened, options: Options, x_name: str, runs: dict[int, 
     """Fit screened points under all options; ``runs`` maps row numbers to the run that they belong to."""
     form = get_form(options.form)
     points = select_points(seen.points, options, x_name)
-    law = fit_points(points, form, options.objective, options.predict)
+    law = fit_points(points, form, options.objective, options.predict, options.intervals)
     law = replace(law, n_rows=seen.n_rows, dropped=seen.dropped, warnings=seen.cautions + law.warnings)
     if points is not seen.points:
         law = replace(law, frontier=options.frontier, dropped=law.dropped + _off(seen.points, points, options.frontier))

@@ -6,7 +6,7 @@ A profile interval holds every value v of a parameter for which the best law wit
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from scipy.optimize import brentq
@@ -58,12 +58,16 @@ def t_interval(center: float, se: float, dof: int) -> tuple[float, float]:
     return float(center - half), float(center + half)
 
 
-def law_intervals(problem: Problem, solution: Solution, cov: Array, s2: float, dof: int) -> dict[str, Interval]:
+def law_intervals(
+    problem: Problem, solution: Solution, cov: Array, s2: float, dof: int, wanted: Sequence[str] | None = None
+) -> dict[str, Interval]:
     """95 % intervals of the natural parameters of a law: exact t for ``power``, else profiles."""
     form = problem.form
     linear = form.name == "power" and problem.objective != "linear"
     found: dict[str, Interval] = {}
     for j, param in enumerate(form.params):
+        if wanted is not None and param not in wanted:
+            continue
         se = float(np.sqrt(cov[j, j]))
         lo: float | None
         hi: float | None

@@ -62,8 +62,11 @@ class Objective:
         """The cost of rounding errors alone: two costs that differ by less are equal."""
         return self.n * (_ROUNDING if self.objective == "l1" else _ROUNDING * (self.delta or _ROUNDING))
 
-    def minimise(self, theta: Array, free: Iterable[int]) -> tuple[Array, float]:
-        """The minimum near θ over the parameters in ``free``, the others held; returns θ and the cost."""
+    def minimise(self, theta: Array, free: Iterable[int], rough: bool = False) -> tuple[Array, float]:
+        """The minimum near θ over the parameters in ``free``, the others held; returns θ and the cost.
+
+        ``rough`` stops a robust search early: good enough to rank starts.
+        """
         at = list(free)
         full = np.array(theta, dtype=float)
         if not at:
@@ -91,10 +94,10 @@ class Objective:
                     loss="linear" if self.delta is None else "huber",
                     f_scale=self.delta or 1.0,
                     x_scale="jac",
-                    ftol=_TOLERANCE,
+                    ftol=1e-7 if rough else _TOLERANCE,
                     xtol=_TOLERANCE,
                     gtol=_TOLERANCE,
-                    max_nfev=400,
+                    max_nfev=60 if rough else 400,
                 ).x
         return full, self.cost(full)
 

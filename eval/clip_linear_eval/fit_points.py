@@ -17,7 +17,13 @@ from clip_linear_eval.laws import EXPONENTS, Array, Form, Points
 from clip_linear_eval.laws_fitted import Law
 
 
-def fit_points(points: Points, form: Form, objective: str = "gaussian", predict: Sequence[Any] = ()) -> Law:
+def fit_points(
+    points: Points,
+    form: Form,
+    objective: str = "gaussian",
+    predict: Sequence[Any] = (),
+    intervals: Sequence[str] | None = None,
+) -> Law:
     """Fit clean points (see ``fit_law``)."""
     problem = Problem(form, points, objective)
     if objective == "huber":
@@ -27,7 +33,7 @@ def fit_points(points: Points, form: Form, objective: str = "gaussian", predict:
     dof = points.n - form.k
     s2 = scale(problem, solution, dof)
     cov = None if s2 is None else covariance(problem, solution, s2)
-    ci95 = None if s2 is None or cov is None else law_intervals(problem, solution, cov, s2, dof)
+    ci95 = None if s2 is None or cov is None else law_intervals(problem, solution, cov, s2, dof, intervals)
     method = "t" if form.name == "power" and objective != "linear" else "profile-F"
     params = form.natural(solution.theta)
     law = Law(
@@ -85,7 +91,8 @@ def identified(form: Form, ci95: dict[str, Interval] | None) -> dict[str, bool |
     """Whether an interval is finite and keeps clear of its bound; None where there is no interval to judge by."""
     if ci95 is None:
         return dict.fromkeys(form.params)
-    return {p: lo is not None and hi is not None and (lo > 0 or p in EXPONENTS) for p, (lo, hi) in ci95.items()}
+    judged = {p: lo is not None and hi is not None and (lo > 0 or p in EXPONENTS) for p, (lo, hi) in ci95.items()}
+    return {p: judged.get(p) for p in form.params}
 
 
 def _without(problem: Problem, outliers: tuple[int, ...]) -> dict[str, Any] | None:
@@ -111,8 +118,8 @@ def _doubts(law: Law, points: Points, outliers: tuple[int, ...]) -> list[Caution
         at = ", ".join(f"{points.x[i]:.4g}" for i in outliers)
         said.append(Caution("outlier", f"the point at x = {at} does not belong to the law; see without_outlier"))
     floor = law.params.get("E")
-    if floor is not None and law.identified["E"] is not True and (law.ci95 is not None or floor == 0):
-        top = None if law.ci95 is None else law.ci95["E"][1]
+    if floor is not None and (law.identified["E"] is False or floor == 0):
+        top = None if law.ci95 is None or "E" not in law.ci95 else law.ci95["E"][1]
         until = "" if top is None else f" (95 % interval 0 to {top:.4g})"
         said.append(Caution("E_not_identified", f"these data do not tell the floor E from 0{until}"))
     if not law.certificate["ok"]:

@@ -39,26 +39,31 @@ def solve(problem: Problem, near: Array | None = None) -> Solution:
         return Solution(*problem.settle(near, everything), {})
     smooth = problem if problem.objective == "linear" else problem.like("gaussian")
     begin = starts(problem.form, problem.points, problem.weight)
-    minima = _sorted([smooth.minimise(theta, everything) for theta in begin])
-    if problem.objective in ("gaussian", "linear"):
-        runs = minima
-        theta, cost = problem.settle(runs[0][0], everything, thorough=True)
-    else:
-        runs = _sorted([_continue(problem, theta) for theta, _ in minima[:3]])
-        theta, cost = runs[0]
-    return Solution(theta, cost, _certificate(problem, theta, cost, runs, len(minima)))
+    runs = _sorted([smooth.minimise(theta, everything) for theta in begin])
+    if smooth.objective != problem.objective:
+        runs = _robust_runs(problem, begin, runs[0][0])
+    theta, cost = problem.settle(runs[0][0], everything, thorough=True)
+    return Solution(theta, cost, _certificate(problem, theta, cost, runs, len(begin)))
 
 
 def _sorted(runs: list[tuple[Array, float]]) -> list[tuple[Array, float]]:
     return sorted((r for r in runs if np.isfinite(r[1])), key=lambda r: r[1])
 
 
-def _continue(problem: Problem, theta: Array) -> tuple[Array, float]:
-    """Huber by continuation, the wide quadratic arm first and the wanted δ last; L1 from a narrow Huber."""
-    last = problem.delta or 1e-4
+def _robust_runs(problem: Problem, begin: list[Array], smooth: Array) -> list[tuple[Array, float]]:
+    """Minima of a robust objective, from the Gaussian minimum by continuation and from every start directly.
+
+    An outlier can carry the Gaussian minimum into another valley (a floor of 0, say), so that alone would not do.
+    L1 is sought with a narrow Huber and finished by linear programmes.
+    """
+    everything = range(problem.k)
+    last = problem.delta or max(0.1 * float(np.median(np.abs(problem.residuals(smooth)[0]))), 1e-9)
+    huber = problem.like("huber", last)
+    found = [huber.minimise(theta, everything, rough=True) for theta in begin]
     for delta in [*(d for d in (1.0, 0.1, 0.01) if d > last), last]:
-        theta = problem.like("huber", delta).minimise(theta, np.flatnonzero(theta > -np.inf))[0]
-    return problem.settle(theta, range(problem.k))
+        smooth = problem.like("huber", delta).minimise(smooth, everything, rough=True)[0]
+    best = _sorted([(smooth, huber.cost(smooth)), *found])[:3]
+    return _sorted([problem.minimise(theta, everything) for theta, _ in best])
 
 
 def robust_delta(problem: Problem) -> float:
@@ -115,7 +120,7 @@ def starts(form: Form, points: Points, weight: Array) -> list[Array]:
     if form.name == "chinchilla":
         return _chinchilla_starts(points)
     low, first, last = points.y.min(), points.x.min(), points.x.max()
-    floors = (0.0,) if form.name == "power" else (1e-3, 0.1, 0.3, 0.6, 0.8, 0.9, 0.95, 0.99)
+    floors = (0.0, 0.3) if form.name == "power" else (1e-3, 0.1, 0.3, 0.6, 0.8, 0.9, 0.95, 0.99)
     shifts = (first * 0.01, first, np.sqrt(first * last) / 3) if form.name == "shifted" else (0.0,)
     found = []
     for floor, shift in itertools.product(floors, shifts):

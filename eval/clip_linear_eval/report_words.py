@@ -73,7 +73,7 @@ def law_sentence(name: str, law: dict[str, Any], x: str = "size", y: str = "y") 
     return f"{head} (95 % {interval((lo, hi))}; n = {law['n']}; {fall}; {law_text(law)}){sure}."
 
 
-def comparison_sentences(c: dict[str, Any], laws: dict[str, Any], x: str) -> list[str]:
+def comparison_sentences(c: dict[str, Any], x: str) -> list[str]:
     """Group against ref: the size multiplier first, then exponents and crossing; also what cannot be concluded."""
     name, ref = c["group"], c["ref"]
     axis = AXIS.get(x, x)
@@ -107,6 +107,13 @@ def comparison_sentences(c: dict[str, Any], laws: dict[str, Any], x: str) -> lis
             f"A difference of exponents between {name} and {ref} cannot be concluded: {gap}, "
             f"p = {number(p, 2)}; these data would have shown a difference of {number(equal['detectable'], 2)} or more."
         )
+    pairs = c.get("paired")
+    if pairs is not None:
+        said.append(
+            f"Compared run by run over {pairs['n']} pairs of size and seed: α difference {number(pairs['delta_alpha'])} "
+            f"(95 % {interval(pairs['ci95'])}); {name} has {number(pairs['ratio'], 4)}× the y of {ref} at the middle "
+            f"size ({interval(pairs['ratio_ci95'], 4)})."
+        )
     same = c.get("equal_law")
     if same is not None and same["p"] >= 0.05:
         said.append(f"The two laws as a whole cannot be told apart (p = {number(same['p'], 2)}).")
@@ -136,7 +143,7 @@ def conclusions(fit: dict[str, Any]) -> list[str]:
             "so intervals are wide and rest on the noise being Gaussian; read this as a rehearsal, not as a result."
         )
     for c in fit["comparison"]:
-        said += comparison_sentences(c, fit["groups"], fit["x"])
+        said += comparison_sentences(c, fit["x"])
     return said + [law_sentence(name, law, axis) for name, law in fit["groups"].items()]
 
 
