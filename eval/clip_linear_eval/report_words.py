@@ -110,7 +110,7 @@ def comparison_sentences(c: dict[str, Any], x: str) -> list[str]:
     pairs = c.get("paired")
     if pairs is not None:
         said.append(
-            f"Compared run by run over {pairs['n']} pairs of size and seed: α difference {number(pairs['delta_alpha'])} "
+            f"Compared run by run over {pairs['n']} pairs of size and seed: Δα {number(pairs['delta_alpha'])} "
             f"(95 % {interval(pairs['ci95'])}); {name} has {number(pairs['ratio'], 4)}× the y of {ref} at the middle "
             f"size ({interval(pairs['ratio_ci95'], 4)})."
         )
