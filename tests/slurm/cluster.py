@@ -38,10 +38,15 @@ class Cluster(Bench):
 
         def reached():
             last[:] = self.status()
-            return all(s["state"] in states for s in last)
+            # done.json is written before the trainer ends; its worker then closes the attempt's record.
+            closed = all("class" in a for s in last if s["state"] == "DONE" for a in self.attempts_of(s["run_id"]))
+            return closed and all(s["state"] in states for s in last)
 
         self.until(reached, f"{states}", timeout_s, every_s=0.5)
         return last
+
+    def attempts_of(self, run_id):
+        return rundir.attempts(rundir.folder(self.sweep, run_id))
 
     def wait_for_step(self, step, run_dir=None, timeout_s=TIMEOUT_S):
         folder = run_dir or self.run_dir()
