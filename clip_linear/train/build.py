@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -130,6 +131,7 @@ def make_loss(config: TrainConfig, rank: int, world_size: int) -> nn.Module:
     """OpenCLIP's loss for these flags: CLIP, SigLIP, CoCa or distillation."""
     import open_clip
 
+    warnings.filterwarnings("ignore", message=".*all_gather is deprecated", category=FutureWarning)  # OpenCLIP's use
     args = SimpleNamespace(
         **config.openclip | {"model": config.model, "horovod": False},
         rank=rank,

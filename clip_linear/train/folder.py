@@ -86,6 +86,11 @@ def _ends_whole(path: Path) -> bool:
         return f.read(1) == b"\n"
 
 
+def attempts_so_far(run_dir: Path) -> int:
+    """How often the run was started before."""
+    return len({row.get("attempt") for row in read_jsonl(run_dir / ATTEMPTS)})
+
+
 class Attempt:
     """This start of the run: its heartbeat in state.json, its record, and how it ended. Rank 0 only."""
 
@@ -103,7 +108,7 @@ class Attempt:
     def start(self, step: int) -> None:
         """Begin: the record's first line, failed.json of an earlier attempt taken away, the heartbeat running."""
         (self.run_dir / FAILED).unlink(missing_ok=True)
-        self.number = 1 + len({row.get("attempt") for row in read_jsonl(self.run_dir / ATTEMPTS)})
+        self.number = 1 + attempts_so_far(self.run_dir)
         if self._alone:
             host = self.state["host"]
             row = {"attempt": self.number, "start": time.time(), "start_step": step, "host": host, "pid": os.getpid()}
@@ -149,7 +154,8 @@ def write_failed(run_dir: Path, error: BaseException, rank: int, step: int | Non
     if path.exists() or not run_dir.is_dir():
         return
     text = "".join(traceback.format_exception(error))
-    facts = {"reason": f"{type(error).__name__}: {error}", "rank": rank, "host": socket.gethostname(), "step": step}
+    reason = "; ".join([*getattr(error, "__notes__", []), f"{type(error).__name__}: {error}"])
+    facts = {"reason": reason, "rank": rank, "host": socket.gethostname(), "step": step}
     try:
         write_json(path, facts | {"t": time.time(), "traceback": text})
     except OSError as problem:

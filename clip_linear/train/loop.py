@@ -63,16 +63,20 @@ def train(config: TrainConfig, evaluate: Evaluate | None = None, make_loader: Ma
         log.info("%s is done already", run_dir)
         return 0
     check_targets(config)
-    step: int | None = None
+    trainer: Trainer | None = None
     with StopFlag() as stop:
         world = World.join(config.openclip, run_dir, config.dist_timeout_s)
         try:
             trainer = Trainer(config, world, stop, evaluate, make_loader)
             return trainer.run()
         except Exception as error:
-            folder.write_failed(run_dir, error, world.rank, step)
+            dead = trainer.watch.dead() if trainer is not None else []
+            if dead:
+                error.add_note(f"rank {dead[0]} is dead: it was killed, or ran out of memory")
+            folder.write_failed(run_dir, error, world.rank, trainer.step if trainer is not None else None)
             if world.world_size > 1:
                 log.exception("rank %d failed", world.rank)
+                world.forget_rendezvous()
                 logging.shutdown()
                 os._exit(1)  # the others see the closed connection; a tidy end would wait for them
             raise
@@ -242,7 +246,7 @@ class Trainer:
         try:
             with rng.untouched(self.world.device), self.ema.swapped_in() if self.ema else contextlib.nullcontext():
                 rows = self.evaluate(
-                    self.inner,
+                    saving.to_evaluate(self),
                     self.parts.tokenizer,
                     self.parts.preprocess_val,
                     device=self.world.device,

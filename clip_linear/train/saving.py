@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,7 +11,8 @@ import torch
 
 from clip_linear import provenance
 from clip_linear.train import checkpoint, rng
-from clip_linear.train.wrap import full_state, load_full_state
+from clip_linear.train.build import build
+from clip_linear.train.wrap import full_optimizer, full_weights, load_full
 
 if TYPE_CHECKING:
     from clip_linear.train.loop import Trainer
@@ -22,7 +24,8 @@ def collect(trainer: Trainer) -> tuple[dict[str, Any], dict[str, torch.Tensor]] 
     """The checkpoint and the weights to publish, in host memory, on rank 0; None on the others. A collective."""
     config, world = trainer.config, trainer.world
     ranks = world.gather({"rng": rng.get(world.device), "data": trainer.feed.state})
-    weights, optimizer = full_state(trainer.inner, trainer.optimizer, config)
+    weights = full_weights(trainer.inner, world.is_first)
+    optimizer = full_optimizer(trainer.inner, trainer.optimizer, world.is_first)
     average = None if trainer.ema is None else trainer.ema.full()
     if not world.is_first:
         return None
@@ -54,6 +57,16 @@ def collect(trainer: Trainer) -> tuple[dict[str, Any], dict[str, torch.Tensor]] 
     return saved, saved["state_dict"] | saved.get("ema", {})
 
 
+def to_evaluate(trainer: Trainer) -> torch.nn.Module:
+    """The model that evaluation gets: the bare one; under FSDP a whole copy, as evaluation looks into its towers."""
+    if not trainer.config.fsdp:
+        return trainer.inner
+    plain = dataclasses.replace(trainer.config, ours=trainer.config.ours | {"fsdp": False})
+    copy = build(plain, trainer.world.device).model
+    copy.load_state_dict(full_weights(trainer.inner))
+    return copy
+
+
 def restore(trainer: Trainer) -> list[Any] | None:
     """Put a new trainer to where the newest valid checkpoint stands (rank 0 decides which).
 
@@ -67,7 +80,7 @@ def restore(trainer: Trainer) -> list[Any] | None:
     if path is None:
         return None
     saved, name = checkpoint.load(Path(path)), Path(path).name
-    load_full_state(trainer.inner, trainer.optimizer, saved, config)
+    load_full(trainer.inner, trainer.optimizer, saved)
     if trainer.stepper.scaler is not None and "scaler" in saved:
         trainer.stepper.scaler.load_state_dict(saved["scaler"])
     if "step" not in saved:

@@ -13,6 +13,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
+from clip_linear.errors import RunError
 from clip_linear.train.folder import FAILED, write_failed
 
 log = logging.getLogger(__name__)
@@ -35,14 +36,18 @@ class Watch:
         """End watching."""
         self._stop.set()
 
+    def dead(self) -> list[int]:
+        """Ranks on this host whose process has gone."""
+        return [rank for rank, pid in self.neighbours.items() if not is_alive(pid)]
+
     def _run(self) -> None:
         while not self._stop.wait(LOOK_S):
-            dead = [rank for rank, pid in self.neighbours.items() if not is_alive(pid)]
+            dead = self.dead()
             if dead or (self.run_dir / FAILED).exists():
                 if self._stop.wait(GRACE_S):
                     return
                 if dead:
-                    error = ChildProcessError(f"Connection closed by peer: rank {dead[0]} is dead")
+                    error = RunError(f"Connection closed by peer: rank {dead[0]} is dead")
                     write_failed(self.run_dir, error, dead[0], None)
                     log.error("%s", error)
                 log.error("rank %d ends with the rank that failed, see %s", self.rank, self.run_dir / FAILED)

@@ -19,6 +19,7 @@ import torch.distributed as dist
 
 from clip_linear.errors import RunError, UserError
 from clip_linear.provenance import available_cores
+from clip_linear.train.folder import attempts_so_far
 from clip_linear.train.place import Place, place
 
 log = logging.getLogger(__name__)
@@ -34,6 +35,7 @@ class World:
         self.local_rank, self.local_size = where.local_rank, where.local_size
         self.device, self.backend = device, backend
         self.control: Any = None  # the gloo group for messages between the CPUs
+        self.rendezvous: Path | None = None  # the file by which the ranks met
 
     @property
     def is_first(self) -> bool:
@@ -51,6 +53,7 @@ class World:
         backend = flags["dist_backend"] or ("nccl" if device.type == "cuda" else "gloo")
         url = flags["dist_url"] or _rendezvous(run_dir)
         world = cls(where, device, backend)
+        world.rendezvous = Path(url.removeprefix("file://")) if url.startswith("file://") else None
         try:
             dist.init_process_group(
                 backend,
@@ -59,11 +62,12 @@ class World:
                 world_size=where.world_size,
                 timeout=datetime.timedelta(seconds=RENDEZVOUS_S),
             )
+            world.control = dist.new_group(backend="gloo", timeout=datetime.timedelta(seconds=timeout_s))
         except (dist.DistError, RuntimeError, ValueError) as error:
+            world.forget_rendezvous()
             raise RunError(
                 f"rank {where.rank} of {where.world_size} could not meet the others at {url} ({error})"
             ) from error
-        world.control = dist.new_group(backend="gloo", timeout=datetime.timedelta(seconds=timeout_s))
         return world
 
     def agree(self, values: list[int]) -> list[int]:
@@ -150,6 +154,12 @@ class World:
         """End the process group."""
         if self.world_size > 1 and dist.is_initialized():
             dist.destroy_process_group()
+            self.forget_rendezvous()
+
+    def forget_rendezvous(self) -> None:
+        """Remove the file by which the ranks met: a later attempt that found it would wait for dead ranks."""
+        if self.rendezvous is not None:
+            self.rendezvous.unlink(missing_ok=True)
 
 
 def _device(asked: str, where: Place, keep_index: bool) -> torch.device:
@@ -185,7 +195,8 @@ def _rendezvous(run_dir: Path) -> str:
     if "MASTER_ADDR" in os.environ:
         return "env://"
     slurm = [os.environ.get(k, "0") for k in ("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT")]
-    key = "-".join(slurm) if "SLURM_JOB_ID" in os.environ else f"{os.getppid()}-{_started(os.getppid())}"
+    parent = os.getppid()
+    key = "-".join(slurm) if "SLURM_JOB_ID" in os.environ else f"{parent}-{_started(parent)}-{attempts_so_far(run_dir)}"
     folder = run_dir.resolve() / "rdzv"
     folder.mkdir(parents=True, exist_ok=True)
     return f"file://{folder / key}"

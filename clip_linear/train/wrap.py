@@ -30,7 +30,10 @@ def wrap(model: nn.Module, config: TrainConfig, world: World) -> nn.Module:
                 world.world_size,
             )
         ids = [world.device] if world.device.type == "cuda" else None  # OpenCLIP's [cpu] is refused by DDP
-        wrapped = nn.parallel.DistributedDataParallel(model, device_ids=ids, static_graph=config.ddp_static_graph)
+        moving = any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in model.modules())
+        wrapped = nn.parallel.DistributedDataParallel(
+            model, device_ids=ids, static_graph=config.ddp_static_graph, broadcast_buffers=moving
+        )
     if config.torchcompile:
         if config.grad_checkpointing and world.world_size > 1:
             torch._dynamo.config.optimize_ddp = False  # checkpointing does not compile under DDP's own optimizer
@@ -39,56 +42,42 @@ def wrap(model: nn.Module, config: TrainConfig, world: World) -> nn.Module:
 
 
 def _shard(model: nn.Module, config: TrainConfig, world: World) -> None:
-    from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
+    from torch.distributed.fsdp import fully_shard
 
     for module in model.modules():
         if isinstance(module, nn.ModuleList) and all(hasattr(block, "attn") for block in module):
             for block in module:
                 fully_shard(block)
     fully_shard(model)
-    for method in ("encode_image", "encode_text"):  # evaluation calls these instead of forward
-        register_fsdp_forward_method(model, method)
 
 
-def full_state(
-    model: nn.Module, optimizer: torch.optim.Optimizer, config: TrainConfig
-) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Weights and optimizer state as one process would have them (a collective under FSDP; rank 0's count)."""
-    if not config.fsdp:
-        return model.state_dict(), optimizer.state_dict()
-    from torch.distributed.checkpoint import state_dict as dcp
-
-    options = dcp.StateDictOptions(full_state_dict=True, cpu_offload=True)
-    weights = dcp.get_model_state_dict(model, options=options)
-    names = {name: i for i, name in enumerate(_names_in_order(model, optimizer))}
-    by_name: Any = dcp.get_optimizer_state_dict(model, optimizer, options=options)
-    groups = [g | {"params": [names[n] for n in g["params"]]} for g in by_name["param_groups"]]
-    state = {names[n]: {k: as_saved(n, v) for k, v in s.items()} for n, s in by_name["state"].items()}
-    return {k: as_saved(k, v) for k, v in weights.items()}, {"state": state, "param_groups": groups}
+def full_weights(model: nn.Module, keep: bool = True) -> dict[str, Any]:
+    """The state dict as one process would have it (a collective under FSDP); empty unless ``keep``."""
+    found = ((name, as_saved(name, value)) for name, value in model.state_dict().items())
+    return {name: value for name, value in found if keep}
 
 
-def load_full_state(
-    model: nn.Module, optimizer: torch.optim.Optimizer, saved: dict[str, Any], config: TrainConfig
-) -> None:
-    """Load what ``full_state`` returned (or OpenCLIP saved), whatever the number of ranks and shards is now."""
-    if not config.fsdp:
-        model.load_state_dict(saved["state_dict"])
-        optimizer.load_state_dict(saved["optimizer"])
-        return
-    from torch.distributed.checkpoint import state_dict as dcp
+def full_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer, keep: bool = True) -> dict[str, Any]:
+    """The optimizer's state as one process would have it (a collective under FSDP); empty unless ``keep``."""
+    saved, names = optimizer.state_dict(), _names_in_order(model, optimizer)
+    state = {}
+    for i, values in saved["state"].items():
+        whole_values = {k: v if k == "step" else as_saved(names[i], v) for k, v in values.items()}
+        if keep:
+            state[i] = whole_values
+    return {"state": state, "param_groups": saved["param_groups"]} if keep else {}
 
-    options = dcp.StateDictOptions(full_state_dict=True)
-    shapes = {n: tuple(p.shape) for n, p in model.named_parameters()}
-    weights = {k: v.reshape(shapes.get(k, v.shape)) for k, v in saved["state_dict"].items()}
-    dcp.set_model_state_dict(model, weights, options=options)
-    names = _names_in_order(model, optimizer)
+
+def load_full(model: nn.Module, optimizer: torch.optim.Optimizer, saved: dict[str, Any]) -> None:
+    """Load a checkpoint's weights and optimizer, whatever the number of ranks and shards is now."""
+    live = model.state_dict()
+    model.load_state_dict({k: like(live[k], v) if k in live else v for k, v in saved["state_dict"].items()})
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
     state = {
-        names[i]: {k: v.reshape(shapes[names[i]]) if k != "step" else v for k, v in s.items()}
-        for i, s in saved["optimizer"]["state"].items()
+        i: {k: v if k == "step" else like(parameters[i], v) for k, v in values.items()}
+        for i, values in saved["optimizer"]["state"].items()
     }
-    groups = [g | {"params": [names[i] for i in g["params"]]} for g in saved["optimizer"]["param_groups"]]
-    full: Any = {"state": state, "param_groups": groups}
-    dcp.set_optimizer_state_dict(model, optimizer, full, options=options)
+    optimizer.load_state_dict({"state": state, "param_groups": saved["optimizer"]["param_groups"]})
 
 
 def _names_in_order(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[str]:
@@ -106,13 +95,15 @@ def as_saved(name: str, value: Any) -> Any:
     """A tensor as OpenCLIP saves it: whole, and logit_scale and logit_bias 0-d (FSDP needs them 1-d)."""
     if not isinstance(value, Tensor):
         return value
-    return whole(value).reshape(()) if name in ("logit_scale", "logit_bias") and value.numel() == 1 else whole(value)
+    return whole(value).reshape(()) if name in ("logit_scale", "logit_bias") else whole(value)
 
 
-def like(live: Any, saved: Tensor) -> Tensor:
-    """A saved whole tensor in the shape and sharding of a live one."""
-    saved = saved.reshape(live.shape)
-    if not hasattr(live, "device_mesh"):
+def like(live: Any, saved: Any) -> Any:
+    """A saved whole tensor in the sharding of a live one, and in its shape where both hold one number."""
+    if not isinstance(saved, Tensor):
+        return saved
+    saved = saved.reshape(live.shape) if saved.numel() == live.numel() == 1 else saved
+    if not hasattr(live, "device_mesh") or saved.shape != live.shape:
         return saved
     from torch.distributed.tensor import distribute_tensor
 

@@ -2,18 +2,22 @@
 
 import io
 import json
+import logging
+import multiprocessing
+import os
 import random
 import subprocess
 import sys
 import tarfile
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from PIL import Image
 
 from clip_linear.train.config import resolve
-from PIL import Image
 
 MINI = {
     "embed_dim": 16,
@@ -147,3 +151,44 @@ def command(*args: str, **kwargs: Any) -> subprocess.CompletedProcess:
     return subprocess.run(
         [sys.executable, "-m", "clip_linear", *args], capture_output=True, text=True, timeout=240, **kwargs
     )
+
+
+# Other processes are forked from a server that has imported everything once; importing takes longer than the runs.
+_SERVER = multiprocessing.get_context("forkserver")
+_PRELOADED = ["open_clip", "open_clip_train.scheduler", "clip_linear.train.loop", "clip_linear.openclip"]
+_SERVER.set_forkserver_preload(_PRELOADED)
+
+
+def start(args: list[str], loader: Any = FakeLoader, **env: Any) -> Any:
+    """``train`` with these flags in another process; its exit code is what ``train`` returns (1 when it raises)."""
+    process = _SERVER.Process(target=_run, args=(args, loader, {k: str(v) for k, v in env.items()}))
+    process.start()
+    return process
+
+
+def start_ranks(n: int, args: list[str], loader: Any = FakeLoader, **env: Any) -> list[Any]:
+    """The same as ``n`` ranks of one run, as torchrun would start them but for the rendezvous by a file."""
+    world = {"WORLD_SIZE": n, "LOCAL_WORLD_SIZE": n}
+    return [start(args, loader, RANK=i, LOCAL_RANK=i, **world, **env) for i in range(n)]
+
+
+def codes(processes: list[Any], timeout_s: float = 120) -> list[int]:
+    """Exit codes in order; negative: killed by that signal."""
+    deadline = time.monotonic() + timeout_s
+    for process in processes:
+        process.join(max(0.1, deadline - time.monotonic()))
+    out = [process.exitcode for process in processes]
+    for process in processes:
+        if process.exitcode is None:
+            process.kill()
+    return out
+
+
+def _run(args: list[str], loader: Any, env: dict[str, str]) -> None:
+    os.environ.update(env)
+    from clip_linear.train.loop import train
+
+    logging.basicConfig(level=logging.INFO, format=f"[{env.get('RANK', 0)}] %(message)s")
+    logging.getLogger().setLevel(logging.WARNING)
+    logging.getLogger("clip_linear").setLevel(logging.INFO)
+    sys.exit(train(resolve(args, int(env.get("WORLD_SIZE", 1))), make_loader=loader))

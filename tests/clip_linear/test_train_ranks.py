@@ -1,0 +1,159 @@
+"""Several ranks (gloo, one machine): equal to one process, and ending together."""
+
+import json
+import os
+import signal
+import time
+
+import pytest
+import torch
+
+from clip_linear.errors import UserError
+from clip_linear.train import checkpoint
+from clip_linear.train.loop import train
+from clip_linear.train.place import Place, place
+from tests.clip_linear.train_helpers import FakeLoader, argv, codes, config, rows, start, start_ranks
+
+GATHER = ["--local-loss", "--gather-with-grad"]
+
+
+@pytest.mark.parametrize("loss", [GATHER, ["--siglip"]], ids=["clip", "siglip"])
+@pytest.mark.parametrize("accum", [1, 2])
+def test_two_ranks_equal_one_process_with_the_doubled_batch(tmp_path, loss, accum):
+    flags = {"samples": 20 * 16 * accum, "accum-freq": accum, "lr": 1e-3}
+    one = config(tmp_path, *loss, **flags, batch_size=16, run_dir=tmp_path / "one")
+    assert train(one, make_loader=FakeLoader) == 0
+    assert codes(start_ranks(2, argv(tmp_path, *loss, **flags, batch_size=8, run_dir=tmp_path / "two"))) == [0, 0]
+    single, double = rows(tmp_path / "one"), rows(tmp_path / "two")
+    assert len(single) == len(double) == 20
+    for a, b in zip(single, double):
+        assert b["loss"] == pytest.approx(a["loss"], rel=1e-5)
+        assert b["grad_norm"] == pytest.approx(a["grad_norm"], rel=1e-4)
+
+
+@pytest.mark.parametrize("accum", [2, 4])
+def test_accumulation_equals_the_big_batch(tmp_path, accum):
+    """All gradients, logit_scale's too (its norm share is what OpenCLIP gets wrong); the loaders give equal samples."""
+
+    class Whole(FakeLoader):
+        def __iter__(self):
+            parts = list(super().__iter__())
+            for i in range(0, len(parts), self.scale):
+                group = parts[i : i + self.scale]
+                group[0].images = torch.cat([g.images for g in group])
+                group[0].texts = torch.cat([g.texts for g in group])
+                yield group[0]
+
+    flags = {"batch-size": 8, "samples": 8 * accum * 6, "lr": 1e-3}
+    small = config(tmp_path, **flags, accum_freq=accum, run_dir=tmp_path / "small")
+    assert train(small, make_loader=FakeLoader) == 0
+    big = config(tmp_path, **flags, run_dir=tmp_path / "big")
+    object.__setattr__(big, "ours", big.ours | {"samples": 8 * 6})
+
+    def whole(cfg, *rest):
+        loader = Whole(small, *rest)
+        loader.scale = accum
+        return loader
+
+    assert train(big, make_loader=whole) == 0
+    for a, b in zip(rows(tmp_path / "small"), rows(tmp_path / "big")):
+        assert a["loss"] == pytest.approx(b["loss"], rel=2e-6)
+        assert a["logit_scale"] == pytest.approx(b["logit_scale"], rel=1e-6)
+        assert a["grad_norm"] == pytest.approx(b["grad_norm"], rel=1e-5)
+
+
+class Signalled(FakeLoader):
+    """Rank 1 (and only it) gets a signal at its fifth batch."""
+
+    number = signal.SIGUSR2
+
+    def __iter__(self):
+        for batch in super().__iter__():
+            if self.world.rank == 1 and batch.state["n"] == 5:
+                os.kill(os.getpid(), self.number)
+            yield batch
+
+
+class Terminated(Signalled):
+    number = signal.SIGTERM
+
+
+@pytest.mark.parametrize("loader, code", [(Signalled, 75), (Terminated, 143)])
+def test_all_ranks_stop_at_one_step_and_continue(tmp_path, loader, code):
+    args = argv(tmp_path, *GATHER)
+    assert codes(start_ranks(2, args, loader)) == [code, 0]
+    assert checkpoint.steps_on_disk(tmp_path / "run") == [5]
+    assert codes(start_ranks(2, args)) == [0, 0]
+    whole = argv(tmp_path, *GATHER, run_dir=tmp_path / "whole")
+    assert codes(start_ranks(2, whole)) == [0, 0]
+    assert rows(tmp_path / "run") == rows(tmp_path / "whole")
+
+
+class Dying(FakeLoader):
+    def __iter__(self):
+        for batch in super().__iter__():
+            if self.world.rank == 1 and batch.state["n"] == 4:
+                (self.config.run_dir / "died").write_text(str(time.time()))
+                os.kill(os.getpid(), signal.SIGKILL)
+            yield batch
+
+
+class Raising(FakeLoader):
+    def __iter__(self):
+        for batch in super().__iter__():
+            if self.world.rank == 1 and batch.state["n"] == 4:
+                (self.config.run_dir / "died").write_text(str(time.time()))
+                raise RuntimeError("this very shard is cursed")
+            yield batch
+
+
+@pytest.mark.parametrize("loader, first, words", [(Dying, -9, "rank"), (Raising, 1, "this very shard is cursed")])
+def test_a_dead_rank_takes_the_job_down(tmp_path, loader, first, words):
+    ended = codes(start_ranks(2, argv(tmp_path, *GATHER), loader))
+    assert time.time() - float((tmp_path / "run" / "died").read_text()) < 30
+    assert ended == [1, first]
+    failed = json.loads((tmp_path / "run" / "failed.json").read_text())
+    assert words in failed["reason"] and "Traceback" in failed["traceback"]
+    assert json.loads((tmp_path / "run" / "state.json").read_text())["state"] == "FAILED"
+
+
+def test_ranks_that_differ_are_told_so(tmp_path):
+    world = {"WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 2}
+    pair = [start(argv(tmp_path, *GATHER, lr=1e-3 * (i + 1)), RANK=i, LOCAL_RANK=i, **world) for i in range(2)]
+    assert codes(pair) == [1, 1]
+    assert "rank 1" in json.loads((tmp_path / "run" / "failed.json").read_text())["reason"]
+
+
+@pytest.mark.slow
+def test_fsdp_equals_ddp_and_its_checkpoints_are_plain(tmp_path):
+    flags = {"samples": 160}
+    assert codes(start_ranks(2, argv(tmp_path, *GATHER, **flags, run_dir=tmp_path / "ddp"))) == [0, 0]
+    sharded = argv(tmp_path, *GATHER, "--fsdp", "--ema-decay", "0.5", **flags, save_every_steps=6)
+    assert codes(start_ranks(2, sharded, Signalled)) == [75, 0]
+    assert codes(start_ranks(2, sharded)) == [0, 0]
+    for a, b in zip(rows(tmp_path / "run"), rows(tmp_path / "ddp")):
+        assert a["loss"] == pytest.approx(b["loss"], rel=1e-5)
+    plain, shards = (
+        torch.load(tmp_path / name / "checkpoints" / "step_000000010.pt", weights_only=True) for name in ("ddp", "run")
+    )
+    assert {k: v.shape for k, v in plain["state_dict"].items()} == {k: v.shape for k, v in shards["state_dict"].items()}
+    for k, v in plain["state_dict"].items():
+        torch.testing.assert_close(shards["state_dict"][k], v, rtol=1e-4, atol=1e-6)
+    for i, state in plain["optimizer"]["state"].items():
+        torch.testing.assert_close(shards["optimizer"]["state"][i]["exp_avg"], state["exp_avg"], rtol=1e-3, atol=1e-7)
+
+
+ENV = {"SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "4", "SLURM_PROCID": "3", "SLURM_LOCALID": "1"}
+
+
+def test_places():
+    assert place({}) == Place()
+    assert place({"SLURM_NTASKS": "8", "SLURM_JOB_ID": "5", "SLURM_PROCID": "0"}) == Place()  # salloc without srun
+    assert place(ENV | {"SLURM_STEP_TASKS_PER_NODE": "2(x2)"}) == Place(3, 4, 1, 2)
+    torchrun = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}
+    assert place(torchrun) == Place(1, 2, 1, 2)
+    assert place(ENV | torchrun | {"TORCHELASTIC_RUN_ID": "x"}) == Place(1, 2, 1, 2)
+    with pytest.raises(UserError, match="contradict"):
+        place(ENV | torchrun)
+    with pytest.raises(UserError, match="rank 5"):
+        place({"RANK": "5", "WORLD_SIZE": "2"})
