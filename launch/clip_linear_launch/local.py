@@ -16,7 +16,7 @@ from typing import Any
 
 from clip_linear.errors import UserError
 from clip_linear.provenance import available_cores
-from clip_linear_launch import rundir, spec
+from clip_linear_launch import rundir, scheduler, spec
 from clip_linear_launch.failures import CONTINUE, STOPPED
 
 _POLL_S = 0.1
@@ -131,7 +131,8 @@ class Queue:
         resources = run.get("resources", {})
         cores = available_cores()
         threads = min(resources.get("cpus_per_task") or cores, max(1, cores // self.limits.max_parallel))
-        environment = os.environ | {"OMP_NUM_THREADS": str(threads), "OMP_WAIT_POLICY": "PASSIVE"}
+        # A queue inside a Slurm job is local all the same: its runs must not take the job for theirs.
+        environment = scheduler.clean_env() | {"OMP_NUM_THREADS": str(threads), "OMP_WAIT_POLICY": "PASSIVE"}
         process = subprocess.Popen(
             [sys.executable, "-m", "clip_linear_launch.worker", str(folder)],
             env=environment,
@@ -140,8 +141,7 @@ class Queue:
         )
         limit = resources.get("time")
         time_s = None if limit is None else spec.seconds(limit)
-        delay_s = min(self.limits.signal_delay_s, time_s or self.limits.signal_delay_s)
-        self.running.append(Running(folder, process, time.monotonic(), time_s, delay_s))
+        self.running.append(Running(folder, process, time.monotonic(), time_s, self.limits.signal_delay_s))
         at = rundir.step(folder)
         self.say(f"{self._count()} start {folder.name}" + (f" (continues at step {at})" if at else ""))
 

@@ -87,6 +87,7 @@ def close_last_attempt(run_dir: Path) -> list[dict[str, Any]]:
             "attempt": rows[-1]["attempt"],
             "class": failed.get("class", "infrastructure"),
             "reason": failed.get("reason", "killed together with its worker"),
+            "node": failed.get("node", rows[-1].get("nodes")),
             "end": rows[-1].get("end") or read(run_dir / STATE).get("t") or rows[-1].get("start"),
             "end_step": rows[-1].get("end_step", step(run_dir)),
         }

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shlex
 import subprocess
 import sys
@@ -19,13 +18,7 @@ from clip_linear_launch import rundir, scheduler, spec
 from clip_linear_launch.expand import Run
 from clip_linear_launch.sweep import Sweep
 
-_SCRUB = ("SLURM_", "SBATCH_", "SRUN_", "PMIX_", "PMI_", "SUBMITIT_")
 _SIMPLE = ("partition", "qos", "account", "constraint", "nodelist", "comment", "mail_type", "mail_user")
-
-
-def clean_env() -> dict[str, str]:
-    """This environment without what an enclosing job left in it (it would bend the new job), but with SLURM_CONF."""
-    return {k: v for k, v in os.environ.items() if k == "SLURM_CONF" or not k.startswith(_SCRUB)}
 
 
 def groups(sweep: Sweep, runs: Iterable[Run]) -> list[list[Run]]:
@@ -34,17 +27,18 @@ def groups(sweep: Sweep, runs: Iterable[Run]) -> list[list[Run]]:
     for run in runs:
         found.setdefault(json.dumps(asdict(run.resources), sort_keys=True), []).append(run)
     for group in found.values():
-        _check(sweep, group[0])
+        if group[0].resources.time_s is None:
+            raise UserError('Slurm needs a time limit; give [resources] time = "HH:MM:SS"')
+        check_delay(sweep, group[0].resources)
     return list(found.values())
 
 
-def _check(sweep: Sweep, run: Run) -> None:
-    time_s, delay = run.resources.time_s, sweep.limits.signal_delay_s
-    if time_s is None:
-        raise UserError('Slurm needs a time limit; give [resources] time = "HH:MM:SS"')
-    if delay >= time_s:
+def check_delay(sweep: Sweep, resources: spec.Resources) -> None:
+    """Raise UserError when a run would be told to stop as soon as it starts."""
+    time_s, delay = resources.time_s, sweep.limits.signal_delay_s
+    if time_s is not None and delay >= time_s:
         raise UserError(
-            f"[limits] signal_delay_s = {delay} is not below [resources] time = {run.resources.time} ({time_s} s): "
+            f"[limits] signal_delay_s = {delay} is not below [resources] time = {resources.time} ({time_s} s): "
             "the run would be told to stop at once; lower the delay or raise the time"
         )
 
@@ -155,7 +149,7 @@ def test_only(text: str) -> tuple[bool, str]:
         f.flush()
         try:
             command = ["sbatch", "--test-only", f.name]
-            done = subprocess.run(command, capture_output=True, text=True, timeout=60, env=clean_env())
+            done = subprocess.run(command, capture_output=True, text=True, timeout=60, env=scheduler.clean_env())
         except FileNotFoundError:
             return True, "no sbatch here to ask"
         except subprocess.TimeoutExpired:

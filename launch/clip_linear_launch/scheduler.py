@@ -6,6 +6,7 @@ Both may be missing or silent; the run folders decide then.
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import subprocess
@@ -13,6 +14,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 TIMEOUT_S = 20.0
+_SCRUB = ("SLURM_", "SBATCH_", "SRUN_", "PMIX_", "PMI_", "SUBMITIT_")
 _WAITING = ("PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "RESV_DEL_HOLD", "SPECIAL_EXIT")
 _RUNNING = ("RUNNING", "SUSPENDED", "COMPLETING", "RESIZING", "SIGNALING", "STAGE_OUT", "STOPPED")
 LIVE = frozenset((*_WAITING, *_RUNNING))
@@ -37,6 +39,11 @@ class Job:
     def is_live(self) -> bool:
         """It waits or runs, or will do so again by itself."""
         return self.state in LIVE
+
+
+def clean_env() -> dict[str, str]:
+    """This environment without what an enclosing job left in it (it would bend the new job), but with SLURM_CONF."""
+    return {k: v for k, v in os.environ.items() if k == "SLURM_CONF" or not k.startswith(_SCRUB)}
 
 
 def ask(command: list[str]) -> str | None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import io
 import os
 import shutil
 import subprocess
@@ -26,7 +27,6 @@ from clip_linear_launch.expand import Run
 from clip_linear_launch.sweep import Sweep
 
 Say = Callable[[str], None]
-_BLACK_HOLE = 2  # failures on one node that exclude it from retries
 
 
 class Worker:
@@ -66,15 +66,38 @@ def submit_due(
             failed = {s.run_id for s in seen if s.state in ("FAILED", "INTERRUPTED")}
             due = [f for f in due if f.name in failed]
         say(actions.summary(seen, len(due)))
-        bad_nodes = black_holes(folders)
-        if bad_nodes:
-            say(f"nodes left out after repeated failures: {', '.join(bad_nodes)}")
+        groups = sbatch.groups(sweep, [by_id[f.name] for f in due])
         actions.clear_end(due)
+        avoid = bad_nodes(due)
         size = sbatch.max_array_size()
-        for group in sbatch.groups(sweep, [by_id[f.name] for f in due]):
-            for part in sbatch.split(group, size):
-                _submit(sweep, part, bad_nodes, say)
+        waiting = [part for group in groups for part in sbatch.split(group, size)]
+        while waiting:
+            part = waiting.pop(0)
+            try:
+                _submit(sweep, part, avoid, say)
+            except Refused as refusal:
+                if avoid:  # perhaps there are no other nodes
+                    avoid = []
+                    waiting.insert(0, part)
+                elif not refusal.is_submit_limit:
+                    raise
+                elif len(part) > 1:  # an array counts with all its elements
+                    waiting = [*sbatch.split(part, -(-len(part) // 2)), *waiting]
+                else:
+                    left = sum(map(len, waiting)) + 1
+                    say(f"{refusal}; {left} runs wait: the same command submits them when others have ended")
+                    return 1
     return 0
+
+
+class Refused(UserError):
+    """Slurm did not take a submission."""
+
+    @property
+    def is_submit_limit(self) -> bool:
+        """Whether there are only too many jobs already."""
+        said = str(self).lower()
+        return ("submit" in said and "limit" in said) or "temporarily unable to accept job" in said
 
 
 @contextlib.contextmanager
@@ -105,7 +128,8 @@ def _submit(sweep: Sweep, part: list[Run], exclude: list[str], say: Say) -> None
     from submitit.core.utils import FailedJobError, FailedSubmissionError
     from submitit.slurm.slurm import SlurmExecutor
 
-    with _environment(sbatch.clean_env()):
+    # submitit copies sbatch's complaint to our stderr; it is told once, in the error.
+    with _environment(scheduler.clean_env()), contextlib.redirect_stderr(io.StringIO()):
         # A folder that is there already: with submitit's usual %j it would be made only after sbatch, and a job whose
         # output has no folder ends before it has begun.
         folder = _pickles(sweep, token)
@@ -184,14 +208,14 @@ def _write_pickle(folder: Path, job_id: str, run_dir: Path) -> None:
         DelayedSubmission(Worker(str(run_dir))).dump(path)
 
 
-def black_holes(folders: list[Path]) -> list[str]:
-    """Nodes on which infrastructure failed several times: new jobs are kept off them."""
-    count: dict[str, int] = {}
+def bad_nodes(folders: list[Path]) -> list[str]:
+    """Nodes that failed the runs which are about to be retried: they are retried elsewhere."""
+    found = []
     for folder in folders:
-        for row in rundir.attempts(folder):
-            if row.get("class") == "infrastructure" and row.get("job") and row.get("nodes"):
-                count[row["nodes"]] = count.get(row["nodes"], 0) + 1
-    return sorted(node for node, n in count.items() if n >= _BLACK_HOLE and "[" not in node and "," not in node)
+        rows = rundir.attempts(folder)
+        if rows and rows[-1].get("class") == "infrastructure" and rows[-1].get("job"):
+            found.append(str(rows[-1].get("node") or ""))
+    return sorted({node for node in found if node and "[" not in node and "," not in node})
 
 
 def scancel(jobs: list[str]) -> None:
@@ -203,7 +227,7 @@ def scancel(jobs: list[str]) -> None:
                 capture_output=True,
                 text=True,
                 timeout=60,
-                env=sbatch.clean_env(),
+                env=scheduler.clean_env(),
             )
         except (OSError, subprocess.TimeoutExpired) as error:
             raise RunError(
@@ -227,13 +251,8 @@ def _environment(env: dict[str, str]) -> Iterator[None]:
         os.environ.update(before)
 
 
-def _refused(error: Exception, part: list[Run]) -> UserError:
+def _refused(error: Exception, part: list[Run]) -> Refused:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    said = next(
-        (line for line in lines if "error" in line.lower() and "sbatch" in line.lower()), lines[-1] if lines else ""
-    )
-    said = said.replace("sbatch: error: ", "")
-    more = ""
-    if "submit" in said.lower() and "limit" in said.lower():
-        more = " (the submit limit: run the same command again when some jobs have ended)"
-    return UserError(f"Slurm refused {part[0].run_id} and {len(part) - 1} others: {said}{more}")
+    named = [line for line in lines if line.startswith("sbatch: error:")]
+    said = "; ".join(line.removeprefix("sbatch: error: ") for line in named) or (lines[-1] if lines else "")
+    return Refused(f"Slurm refused {part[0].run_id} and {len(part) - 1} others: {said}")

@@ -24,6 +24,7 @@ from clip_linear_launch import failures, ranks, requeue, rundir
 from clip_linear_launch.failures import CONTINUE
 
 _PR_SET_PDEATHSIG = 1
+_NOT_STARTED = 127
 Processes = list[subprocess.Popen[bytes]]
 
 
@@ -116,6 +117,7 @@ def _first(run_dir: Path, run: dict[str, Any], task: ranks.Task, stop: Stop, loc
         end_step=end_step,
         exit=code if code >= 0 else None,
         signal=-code if code < 0 else None,
+        node=task.node,
         **{"class": verdict.kind, "reason": verdict.reason},
     )
     saved = max((int(r.get("end_step") or 0) for r in rows if r.get("class") in ("timeout", "stopped")), default=0)
@@ -153,16 +155,20 @@ def _train(run_dir: Path, run: dict[str, Any], task: ranks.Task, stop: Stop, loc
             head = f"{failures.ATTEMPT_MARK}{time.strftime('%F %T')} {task.job or 'local'} on {task.node}"
             out.write(f"{head}: {' '.join(argv)}\n".encode())
             out.flush()
-            process = subprocess.Popen(
-                argv,
-                env=environment,
-                cwd=run.get("cwd"),
-                stdin=subprocess.DEVNULL,
-                stdout=out,
-                stderr=out,
-                pass_fds=lock,
-                preexec_fn=_die_with_parent,
-            )
+            try:
+                process = subprocess.Popen(
+                    argv,
+                    env=environment,
+                    cwd=run.get("cwd"),
+                    stdin=subprocess.DEVNULL,
+                    stdout=out,
+                    stderr=out,
+                    pass_fds=lock,
+                    preexec_fn=_die_with_parent,
+                )
+            except OSError as error:  # the program or the folder to start in is not there (any more)
+                out.write(f"cannot start {argv[0]} in {run.get('cwd')}: {error.strerror}\n".encode())
+                return _NOT_STARTED
         stop.children.append(process)
         if stop.asked and stop.forwards:  # it came before there was anybody to forward it to
             process.send_signal(stop.asked)

@@ -208,8 +208,17 @@ def test_bad_input_is_one_line(bench):
         assert says in out and len(out.strip().splitlines()) == 1
     bench.write(more="[resources]\nnodes = 2")
     assert "local queue has one" in bench.launch("run", code=2)
+    bench.write(more='[resources]\ntime = "0:30"\n[limits]\nsignal_delay_s = 30')
+    assert "told to stop at once" in bench.launch("run", code=2)
     bench.toml.unlink()
     assert "does not exist" in bench.launch("status", code=2)
+
+
+def test_a_command_that_is_not_there_is_an_error_of_the_run(bench):
+    bench.write()
+    bench.toml.write_text(bench.toml.read_text().replace('"python", ', '"/no/such/program", '))
+    assert "cannot start /no/such/program" in bench.launch("run", code=1)
+    assert bench.status()[0]["state"] == "FAILED"
 
 
 def test_help_is_fast_and_light():

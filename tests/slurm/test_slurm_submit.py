@@ -59,7 +59,7 @@ def test_what_slurm_refuses_is_one_line_and_leaves_nothing(cluster, resources, s
     cluster.write(grid=FOUR, resources=resources)
     out = cluster.launch("run", code=2)
     assert says in out.lower() and "Slurm refused" in out
-    assert len([line for line in out.splitlines() if "refused" in line]) == 1
+    assert len(out.splitlines()) == 2  # how many runs there are, and the refusal
     assert not list((cluster.sweep / "submitit").rglob("*.pkl")) and not list((cluster.sweep / "submits").glob("*"))
     assert all(s["state"] == "NEW" for s in cluster.status())
     assert says in cluster.launch("plan", "--test-only", code=2).lower()
@@ -156,6 +156,33 @@ def test_a_launcher_killed_before_sbatch_submits_again(cluster):
     launcher.wait()
     assert "4 to start" in cluster.launch("run")
     assert [s["attempts"] for s in cluster.wait_for("DONE")] == [1, 1, 1, 1]
+
+
+def test_above_the_submit_limit_it_takes_what_fits(cluster):
+    refuse = (
+        'n=$(grep -oP "array=\\K0-\\d+" "$1" | cut -d- -f2)\n'
+        f"sent=$(cat {cluster.folder}/count 2>/dev/null || echo 0)\n"
+        "if [ $((sent + ${n:-0} + 1)) -gt 3 ]; then\n"
+        '  echo "sbatch: error: AssocMaxSubmitJobLimit" >&2\n'
+        '  echo "sbatch: error: Batch job submission failed: Job violates accounting/QOS policy (submit limit)" >&2\n'
+        f'  exit 1\nfi\necho $((sent + ${{n:-0}} + 1)) > {cluster.folder}/count\nsbatch "$@"'
+    )
+    shim = cluster.shim("sbatch", refuse)
+    cluster.write(grid=FOUR)
+    out = cluster.launch("run", code=1, path=shim)
+    assert "submitted 2 runs" in out and "submitted 1 runs" in out and "1 runs wait" in out
+    cluster.until(lambda: sum(s["state"] == "DONE" for s in cluster.status()) == 3, "three runs", 90, 0.5)
+    assert "submitted 1 runs" in cluster.launch("run")
+    cluster.wait_for("DONE")
+
+
+def test_a_local_queue_inside_a_job_is_local(cluster):
+    cluster.write(sweep='profile = "laptop"')
+    script = cluster.folder / "outer.sh"
+    line = f"srun {sys.executable} -m clip_linear launch run {cluster.toml} --backend local"
+    script.write_text(f"#!/bin/bash\n{line} > {cluster.folder}/said 2>&1\n")
+    slurm("sbatch", "--wait", "-n1", "-x", "node3,node4", "-o", "/dev/null", str(script))
+    assert cluster.status()[0]["state"] == "DONE" and cluster.attempts()[0]["job"] is None
 
 
 def test_submission_from_inside_a_job(cluster):

@@ -11,6 +11,7 @@ import sys
 from clip_linear.errors import UserError
 from clip_linear_launch import actions, budget, layout, local, rundir
 from clip_linear_launch.expand import Run, expand
+from clip_linear_launch.sbatch import check_delay
 from clip_linear_launch.sweep import Sweep, load
 
 
@@ -64,6 +65,7 @@ def start(
         from clip_linear_launch.slurm import submit_due
 
         return submit_due(sweep, runs, print, retry_failed, resubmit, only_failed)
+    _check_local(sweep, runs)
     if args.detach:
         return _detach(sweep, args)
     limits = sweep.limits
@@ -71,7 +73,6 @@ def start(
         if args.max_parallel < 1:
             raise UserError(f"--max-parallel {args.max_parallel} must be at least 1")
         limits = dataclasses.replace(limits, max_parallel=args.max_parallel)
-    _check_local(runs)
     with local.only_queue(sweep.folder):
         folders = [rundir.folder(sweep.folder, r.run_id) for r in runs]
         due, seen = actions.due(folders, limits.max_retries, retry_failed, resubmit)
@@ -92,12 +93,14 @@ def start(
     return 1 if ended["failed"] else 0
 
 
-def _check_local(runs: list[Run]) -> None:
+def _check_local(sweep: Sweep, runs: list[Run]) -> None:
     wide = [r for r in runs if r.resources.nodes > 1]
     if wide:
         raise UserError(
             f'{wide[0].run_id} wants {wide[0].resources.nodes} nodes; the local queue has one: use backend = "slurm"'
         )
+    for run in runs:
+        check_delay(sweep, run.resources)
 
 
 def _detach(sweep: Sweep, args: argparse.Namespace) -> int:
