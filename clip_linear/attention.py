@@ -180,14 +180,26 @@ class AttentionBody(nn.Module):
         dress = self.dress
         return bool(dress.rope or dress.local or dress.table or dress.mlp_conv or self.variant.info.needs_grid)
 
-    def forward(self, x: Tensor, q: Tensor, k: Tensor, v: Tensor, tokens: Tokens) -> Tensor:
-        """x: the host's normed input [B, N, C]; q, k, v [B, H, N, D]. Returns [B, N, C] before the out projection."""
+    def forward(
+        self,
+        x: Tensor,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        tokens: Tokens,
+        keys: Tokens | None = None,
+        local_v: Tensor | None = None,
+    ) -> Tensor:
+        """x: the host's normed input [B, N, C]; q, k, v [B, H, N, D]. Returns [B, N, C] before the out projection.
+
+        A host whose keys are fewer than its queries gives their Tokens, and values [B, H, N, D] for the local term.
+        """
         rope = tokens.rope(q.shape[-1], q.shape[-2], q.device) if self.dress.rope else None
         if self.table is not None:
-            k = k + split_heads(self._positions(tokens, k.shape[-2]).to(k.dtype), k.shape[1])
+            k = k + split_heads(self._positions(keys or tokens, k.shape[-2]).to(k.dtype), k.shape[1])
         o = merge_heads(self.variant.attend(q, k, v, tokens, rope))
         if self.local is not None:
-            o = o + self.local(x, v, tokens)
+            o = o + self.local(x, v if local_v is None else local_v, tokens)
         if self.norm is not None:
             o = F.layer_norm(
                 wide(o), self.norm.normalized_shape, wide(self.norm.weight), wide(self.norm.bias), self.norm.eps

@@ -60,11 +60,8 @@ def load_official(variant: str, state_dict: dict[str, Tensor], num_heads: int, *
     weights that do not fit.
     """
     dress = declaration(variant).dress("paper", {})
-    weights = {name: _as_linear(name, tensor) for name, tensor in state_dict.items()}
-    if "proj.weight" not in weights and "out_proj.weight" not in weights:
-        raise UserError(f"these weights have no output projection; found: {', '.join(sorted(weights)) or 'nothing'}")
-    width = weights.get("proj.weight", weights.get("out_proj.weight")).shape[0]  # type: ignore[union-attr]
-    renamed = _rename(weights, width)
+    renamed = rename_module(state_dict)
+    width = renamed["proj.weight"].shape[0]
     rows = renamed["body.table"].numel() // width if "body.table" in renamed else 0
     site = Site(width=width, num_heads=num_heads, length=rows, grid=UNKNOWN)
     body = AttentionBody(variant_class(variant)(site, **options), dress, site)
@@ -74,6 +71,15 @@ def load_official(variant: str, state_dict: dict[str, Tensor], num_heads: int, *
     except RuntimeError as error:
         raise UserError(f"these are not the weights of a released {variant} module: {error}") from error
     return module
+
+
+def rename_module(state_dict: dict[str, Tensor]) -> dict[str, Tensor]:
+    """A released module's weights under the names of ours; fused projections are split. Raises UserError."""
+    weights = {name: _as_linear(name, tensor) for name, tensor in state_dict.items()}
+    projection = weights.get("proj.weight", weights.get("out_proj.weight"))
+    if projection is None:
+        raise UserError(f"these weights have no output projection; found: {', '.join(sorted(weights)) or 'nothing'}")
+    return _rename(weights, projection.shape[0])
 
 
 def _as_linear(name: str, tensor: Tensor) -> Tensor:
