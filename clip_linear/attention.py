@@ -31,6 +31,7 @@ class Tokens:
     index: Tensor | None = None  # [B, n] grid positions that PatchDropout kept, in its order
     causal: bool = False
     key_mask: Tensor | None = None  # [B, N], True = keep
+    angles: torch.dtype = torch.float32  # in which rotary angles, made in float32, become sines and cosines
 
     def to_grid(self, x: Tensor) -> Tensor:
         """[B, N, C] -> [B, C, H, W]; prefix tokens left out, zeros where tokens were dropped."""
@@ -60,19 +61,20 @@ class Tokens:
 
         Images: the first D/2 channels carry the row, the last D/2 the column, T = D/4 frequencies 10000^(−t/(T−1)) with
         the end point included, each repeated for a pair of channels. Text: one position, T = D/2 frequencies.
-        The tables equal those of the released MALA, RALA and NaLaFormer code bit for bit only in this float32 form.
+        The tables equal those of the released MALA, RALA and NaLaFormer code bit for bit only in this float32 form
+        (a whole released backbone in float64 takes float64 sines of the float32 frequencies: ``angles``).
         """
         axes = 2 if self.grid is not None else 1
         if head_dim % (2 * axes):
             raise UserError(f"head_dim {head_dim} is not a multiple of {2 * axes}, which rotary embeddings need here")
         freq = 1.0 / (10000 ** torch.linspace(0, 1, head_dim // (2 * axes), device=device))
-        freq = freq.repeat_interleave(2)  # [D / axes]
+        freq = freq.repeat_interleave(2).to(self.angles)  # [D / axes]
         if self.grid is None:
-            angle = torch.arange(length, device=device, dtype=torch.float32)[:, None] * freq
+            angle = torch.arange(length, device=device, dtype=self.angles)[:, None] * freq
             return angle.sin(), angle.cos()
         height, width = self.grid
-        row = torch.arange(height, device=device, dtype=torch.float32)[:, None] * freq
-        column = torch.arange(width, device=device, dtype=torch.float32)[:, None] * freq
+        row = torch.arange(height, device=device, dtype=self.angles)[:, None] * freq
+        column = torch.arange(width, device=device, dtype=self.angles)[:, None] * freq
         angle = torch.cat([row.repeat_interleave(width, 0), column.repeat(height, 1)], -1)  # [H·W, D]
         sin, cos = angle.sin(), angle.cos()
         if self.index is not None:

@@ -19,8 +19,8 @@ SOFTMAX_LETTERS, VARIANT_LETTERS = "vs", "li"  # as the released codes write the
 class TokenAttention(nn.Module):
     """q, k, v -> body -> projection on tokens [B, N, C].
 
-    With ``reduction`` r > 1, keys and values come from an r×r strided convolution of the grid (PVT's spatial reduction);
-    a local term then works on values that are interpolated back along the token axis, as FLatten and PolaFormer do.
+    With ``reduction`` r > 1, keys and values come from an r×r strided convolution of the grid (PVT's spatial
+    reduction); a local term then works on values that are interpolated back along the token axis, as FLatten and PolaFormer do.
     """
 
     def __init__(

@@ -1,4 +1,7 @@
-"""The plain ViT (DeiT) of InLine, class token first. Touvron et al. 2021, arXiv 2012.12877; Han et al. 2024, 2412.06590."""
+"""The plain ViT (DeiT) of InLine, class token first.
+
+Touvron et al. 2021, arXiv 2012.12877; Han et al. 2024, arXiv 2412.06590.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ from torch import Tensor, nn
 from clip_linear.attention import Tokens
 from clip_linear.backbones.attention import TokenAttention, expand_flags
 from clip_linear.backbones.pvt import Block, init_linear
-from clip_linear.backbones.trunk import Trunk
+from clip_linear.backbones.trunk import Trunk, drop_path_rates
 from clip_linear.dress import Dress, Site
 from clip_linear.positions import resize
 from clip_linear.registry import declaration
@@ -43,7 +46,7 @@ class PlainViT(Trunk):
         (kinds,) = expand_flags(flags, (depth,), variant)
         if dress is None:
             dress = declaration(variant).dress("paper" if declaration(variant).paper else "core", {})
-        C, rates = embed_dim, torch.linspace(0, drop_path_rate, depth).tolist()
+        C, rates = embed_dim, drop_path_rates(drop_path_rate, depth)
         self.grid = (self.img_size[0] // patch_size, self.img_size[1] // patch_size)
         rows = 1 + self.grid[0] * self.grid[1]
         site = Site(width=C, num_heads=num_heads, grid=self.grid, length=rows, prefix=1)

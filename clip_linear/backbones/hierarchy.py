@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 from clip_linear.attention import Tokens
 from clip_linear.backbones.attention import Mlp, TokenAttention, expand_flags
-from clip_linear.backbones.trunk import Trunk
+from clip_linear.backbones.trunk import Trunk, drop_path_rates
 from clip_linear.dress import Dress, Site
 from clip_linear.errors import UserError
 
@@ -127,7 +127,7 @@ class Hierarchy(Trunk):
         super().__init__(num_classes, global_pool, img_size)
         kinds = expand_flags(flags, depths, variant)
         dress = NALA_DRESS if nala else MALA_DRESS
-        rates = torch.linspace(0, drop_path_rate, sum(depths)).tolist()
+        rates = drop_path_rates(drop_path_rate, sum(depths))
         self.patch_embed, layers = Stem(embed_dims[0]), []
         for i, (C, H) in enumerate(zip(embed_dims, num_heads)):
             if C % H or (C // H) % 4:
@@ -152,7 +152,8 @@ class Hierarchy(Trunk):
         """[B, C_i, H_i, W_i] of every stage, before down-sampling."""
         outputs, x = [], self.patch_embed(x)
         for stage in self.layers:
-            tokens = Tokens(grid=(x.shape[2], x.shape[3]))
+            angles = torch.float64 if x.dtype == torch.float64 else torch.float32
+            tokens = Tokens(grid=(x.shape[2], x.shape[3]), angles=angles)
             y = tokens.from_grid(x)
             for block in stage.blocks:  # type: ignore[union-attr]
                 y = self.run_block(block, y, tokens)

@@ -17,7 +17,7 @@ from torch.nn import functional as F
 
 from clip_linear.attention import Tokens
 from clip_linear.backbones.attention import Mlp, TokenAttention, expand_flags
-from clip_linear.backbones.trunk import Trunk
+from clip_linear.backbones.trunk import Trunk, drop_path_rates
 from clip_linear.dress import Dress, Site
 from clip_linear.registry import declaration
 
@@ -97,7 +97,7 @@ class Pyramid(Trunk):
         kinds = expand_flags(flags, depths, variant)
         if dress is None:
             dress = declaration(variant).dress("paper" if declaration(variant).paper else "core", {})
-        rates = torch.linspace(0, drop_path_rate, sum(depths)).tolist()
+        rates = drop_path_rates(drop_path_rate, sum(depths))
         stages, cin, grid = [], 3, self.img_size
         for i, C in enumerate(embed_dims):
             patch = patch_size if i == 0 else 2

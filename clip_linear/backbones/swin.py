@@ -18,7 +18,7 @@ from torch.nn import functional as F
 from clip_linear.attention import Tokens, merge_heads, split_heads
 from clip_linear.backbones.attention import Mlp, TokenAttention, expand_flags
 from clip_linear.backbones.pvt import init_linear
-from clip_linear.backbones.trunk import Trunk
+from clip_linear.backbones.trunk import Trunk, drop_path_rates
 from clip_linear.dress import Dress, Site
 from clip_linear.errors import UserError
 from clip_linear.functional import attention
@@ -160,7 +160,7 @@ class Windowed(Trunk):
         if dress is None:
             dress = declaration(variant).dress("paper" if declaration(variant).paper else "core", {})
         small = softmax_window or (7 if window_size <= 56 else 12)
-        rates = torch.linspace(0, drop_path_rate, sum(depths)).tolist()
+        rates = drop_path_rates(drop_path_rate, sum(depths))
         self.patch_embed = nn.ModuleDict(
             {"proj": nn.Conv2d(3, embed_dim, patch_size, patch_size), "norm": nn.LayerNorm(embed_dim)}
         )
@@ -176,8 +176,8 @@ class Windowed(Trunk):
                     w, shift = min(grid), 0
                 if grid[0] % w or grid[1] % w:
                     raise UserError(
-                        f"stage {i + 1} has {grid[0]}×{grid[1]} tokens, not a multiple of its window {w}; choose another "
-                        f"window_size (img/4 = {min(self.img_size) // 4} makes linear blocks global) or image size"
+                        f"stage {i + 1} has {grid[0]}×{grid[1]} tokens, not a multiple of its window {w}; "
+                        f"choose another window_size (img/4 = {min(self.img_size) // 4} makes linear blocks global) or image size"
                     )
                 site = Site(width=C, num_heads=H, grid=(w, w), length=w * w)
                 attn = (

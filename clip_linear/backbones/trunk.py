@@ -116,4 +116,12 @@ class Trunk(nn.Module):
     def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
         """Parameter groups for layer-wise locking: the stem, then stages (coarse) or blocks."""
         blocks = r"^(?:layers|block)\.?(\d+)" if coarse else r"^(?:layers|block)\.?(\d+)(?:\.blocks)?\.(\d+)"
-        return {"stem": r"^(?:patch_embed|cls_token|pos_embed)", "blocks": [(blocks, None), (r"^(?:proj|norm)", (99999,))]}
+        return {
+            "stem": r"^(?:patch_embed|cls_token|pos_embed)",
+            "blocks": [(blocks, None), (r"^(?:proj|norm)", (99999,))],
+        }
+
+
+def drop_path_rates(rate: float, blocks: int) -> list[float]:
+    """Stochastic depth: from 0 at the first block to ``rate`` at the last, over all blocks."""
+    return [rate * i / max(1, blocks - 1) for i in range(blocks)]
