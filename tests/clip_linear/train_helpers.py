@@ -192,3 +192,10 @@ def _run(args: list[str], loader: Any, env: dict[str, str]) -> None:
     logging.getLogger().setLevel(logging.WARNING)
     logging.getLogger("clip_linear").setLevel(logging.INFO)
     sys.exit(train(resolve(args, int(env.get("WORLD_SIZE", 1))), make_loader=loader))
+
+
+def start_call(function: Any, *args: Any) -> Any:
+    """Any function of a test module in another process."""
+    process = _SERVER.Process(target=function, args=args)
+    process.start()
+    return process
