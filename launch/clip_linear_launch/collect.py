@@ -44,8 +44,8 @@ def collect(sweep_folder: Path) -> tuple[list[dict[str, Any]], list[dict[str, An
 def run_rows(folder: Path, run: dict[str, Any], study: str) -> list[dict[str, Any]]:
     """The rows that a run's evaluation measured, and its final training loss.
 
-    Beyond the schema they have the columns of LAION's scaling-law tables: arch, epochs, samples_per_epoch, lr, warmup,
-    global_batch_size, local_bs, gpus, samples_per_sec.
+    Beyond the schema they have the columns of LAION's scaling-law tables: arch, data, epochs, samples_per_epoch, lr,
+    warmup, global_batch_size, local_bs, gpus, samples_per_sec.
     """
     from clip_linear_eval.results import make_row
 
@@ -96,6 +96,7 @@ def _laion(folder: Path, run: dict[str, Any]) -> dict[str, Any]:
     hours = rundir.device_hours(rundir.attempts(folder), max(1, gpus), beat.get("t"), live=False)
     return {
         "arch": str(run.get("model", "")).split("+")[0],
+        "data": flag("train-data"),
         "epochs": epochs,
         "samples_per_epoch": int(run.get("samples", 0)) // epochs,
         "lr": flag("lr"),

@@ -40,6 +40,7 @@ class Run:
     cell: str  # equal for runs that differ only in tuning: the best of them counts
     resources: spec.Resources
     size: Profile
+    image_size: int | None  # of square images; None otherwise
 
     @property
     def gmacs_total(self) -> float:
@@ -131,7 +132,12 @@ def _run(sweep: Sweep, cell: dict[str, Any], tuning: dict[str, Any]) -> Run:
         cell=hashlib.sha256(json.dumps(same, sort_keys=True, default=str).encode()).hexdigest()[:12],
         resources=resources,
         size=size,
+        image_size=_square(settings.get("force-image-size", _config(given)["vision_cfg"].get("image_size", 224))),
     )
+
+
+def _square(size: Any) -> int | None:
+    return size if isinstance(size, int) else None
 
 
 def _words(cell: dict[str, Any]) -> str:

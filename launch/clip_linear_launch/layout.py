@@ -37,6 +37,7 @@ def record(sweep: Sweep, run: Run) -> dict[str, Any]:
         "global_batch": run.global_batch,
         "steps": run.steps,
         "seed": run.seed,
+        "image_size": run.image_size,
         "cell": run.cell,
         "tuning": run.tuning,
         "size": asdict(run.size),

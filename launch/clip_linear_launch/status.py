@@ -74,7 +74,6 @@ def _one(
     state, reason, kind, node = _state(folder, run, beat, rows, submitted, queue, past)
     resources = run.get("resources", {})
     devices = int(resources.get("nodes", 1)) * int(resources.get("gpus_per_node", 0))
-    live = state in LIVE
     done = rundir.read(folder / rundir.DONE) if state == "DONE" else {}
     numbers = beat | {k: v for k, v in done.items() if k in ("step", "samples_seen", "loss", "samples_per_s")}
     status = Status(
@@ -89,7 +88,7 @@ def _one(
         eta_s=beat.get("eta_s", beat.get("eta")) if state == "RUNNING" else None,
         gpu_hours=rundir.device_hours(rows, devices, beat.get("t"), state in ("RUNNING", "STOPPING")),
         attempts=len(rows),
-        node=node or str((rows[-1].get("nodes") if rows and live else "") or ""),
+        node=node or str((rows[-1].get("nodes") if rows and state in ("RUNNING", "STOPPING", "STALE") else "") or ""),
         reason=reason,
     )
     return status, kind

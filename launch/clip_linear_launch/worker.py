@@ -20,7 +20,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from clip_linear_launch import failures, ranks, requeue, rundir
+from clip_linear_launch import failures, preflight, ranks, requeue, rundir
 from clip_linear_launch.failures import CONTINUE
 
 _PR_SET_PDEATHSIG = 1
@@ -150,10 +150,14 @@ def _train(run_dir: Path, run: dict[str, Any], task: ranks.Task, stop: Stop, loc
     argv = [a.replace("{run_dir}", str(run_dir)) for a in run["argv"]]
     argv[0] = sys.executable if argv[0] == "python" else argv[0]
     (run_dir / "log").mkdir(exist_ok=True)
-    for environment, rank in ranks.children(run_dir, run, task):
+    starting = list(ranks.children(run_dir, run, task))
+    warning = preflight.shared_memory(run, task.local_size if task.job else len(starting))
+    for environment, rank in starting:
         with open(run_dir / "log" / f"rank-{rank}.log", "ab") as out:
             head = f"{failures.ATTEMPT_MARK}{time.strftime('%F %T')} {task.job or 'local'} on {task.node}"
             out.write(f"{head}: {' '.join(argv)}\n".encode())
+            if warning:
+                out.write(f"WARNING {warning}\n".encode())
             out.flush()
             try:
                 process = subprocess.Popen(

@@ -135,15 +135,16 @@ def test_cancel_one_and_resubmit(bench):
 
 
 def test_several_at_a_time_and_only_one_queue(bench):
-    bench.write(grid='model = ["ViT-S-32"]\nimage = ["softmax", "mala", "elu"]', how="step_s=0.3")
+    bench.write(grid='model = ["ViT-S-32"]\nimage = ["softmax", "mala", "elu"]', how="step_s=0.2", samples=64 * 20)
     queue = bench.start("run", "--max-parallel", "2")
     bench.until(
         lambda: bench.sweep.exists() and sum(bench.step(d) > 0 for d in bench.runs()) == 2, "two runs at a time"
     )
-    assert sum(s["state"] == "RUNNING" for s in bench.status()) == 2
     assert "already works on this sweep" in bench.launch("run", code=2)
     queue.communicate(timeout=60)
     assert queue.returncode == 0
+    spans = [(a["start"], a["end"]) for d in bench.runs() for a in bench.attempts(d)]
+    assert max(sum(s <= start < e for s, e in spans) for start, _ in spans) == 2
 
 
 def test_detached_queue(bench):
@@ -180,6 +181,15 @@ def test_logs_and_collect(bench):
     assert {r["metric"] for r in rows} == {"acc1", "loss"} and {r["study"] for r in rows} == {"mini"}
     assert all(r["n_params_vision"] and r["gmacs_total"] and r["arch"] == "ViT-S-32" for r in rows)
     assert (bench.sweep / "rows.csv").read_text().startswith("study,run_id,model")
+
+
+def test_report_is_one_command(bench):
+    bench.write(grid='model = ["ViT-S-32", "ViT-B-32", "ViT-B-16"]\nimage = ["softmax", "mala"]')
+    bench.launch("run", "--max-parallel", "2")
+    out = bench.launch("report", "--metric", "acc1", "--x", "gmacs_total")
+    assert str(bench.sweep / "report.html") in out
+    assert (bench.sweep / "report.md").exists() and "mala" in (bench.sweep / "report.html").read_text()
+    assert "no finished run" in bench.launch("report", "--metric", "nothing", code=2)
 
 
 def test_the_best_of_a_tuned_cell_counts(bench):

@@ -5,7 +5,7 @@ import signal
 
 import pytest
 
-from clip_linear_launch import failures, ranks, requeue, rundir, scheduler, status
+from clip_linear_launch import failures, preflight, ranks, requeue, rundir, scheduler, status
 
 
 @pytest.fixture
@@ -164,3 +164,13 @@ def test_retries_start_again_after_progress():
     assert rundir.faults_in_a_row([bad, bad]) == 2
     assert rundir.faults_in_a_row([bad, bad, good, bad]) == 1
     assert rundir.faults_in_a_row([bad | {"class": "error"}]) == 0
+
+
+def test_too_little_shared_memory_is_said_before_it_kills_the_data_workers(tmp_path):
+    run = {"argv": ["python", "--workers", "4", "--batch-size", "64"], "image_size": 224}
+    free = preflight.os.statvfs(tmp_path).f_bavail * preflight.os.statvfs(tmp_path).f_frsize
+    assert preflight.shared_memory(run, 1, str(tmp_path)) is None or free < 4 * 2 * 64 * 3 * 224**2 * 4
+    many = 2 + free // (4 * 2 * 64 * 3 * 224**2 * 4)
+    assert "unable to allocate shared memory" in preflight.shared_memory(run, many, str(tmp_path))
+    assert preflight.shared_memory(run | {"argv": ["python", "--workers", "0"]}, many, str(tmp_path)) is None
+    assert preflight.shared_memory(run, many, "/nowhere") is None
