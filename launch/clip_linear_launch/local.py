@@ -127,6 +127,7 @@ class Queue:
             job.send(signal.SIGTERM if self.stops == 1 else signal.SIGKILL)
 
     def _start(self, folder: Path) -> None:
+        (folder / rundir.SUBMITTED).unlink(missing_ok=True)  # an ended job of Slurm has no more say
         run = rundir.read(folder / rundir.RUN)
         resources = run.get("resources", {})
         cores = available_cores()

@@ -28,7 +28,6 @@ class Job:
     reason: str = ""
     node: str = ""
     name: str = ""
-    raw_id: str = ""
 
     @property
     def is_running(self) -> bool:
@@ -54,6 +53,8 @@ def ask(command: list[str]) -> str | None:
         done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S)
     except (OSError, subprocess.TimeoutExpired):
         return None
+    if done.returncode and "Invalid job id" in done.stderr:  # squeue's way to say: I have forgotten it
+        return ""
     return done.stdout if done.returncode == 0 else None
 
 
@@ -62,16 +63,15 @@ def queued(jobs: Iterable[str] | None = None) -> dict[str, Job] | None:
     names = None if jobs is None else sorted({j.split("_")[0] for j in jobs})
     if names is not None and not names:
         return {}
-    # -r: one line an array element; an unknown id alone makes squeue fail, so ask for the user's jobs and filter.
-    out = ask(["squeue", "-h", "-r", "-t", "all", "--me", "-o", "%i|%T|%r|%N|%j|%A"])
+    which = ["--me"] if names is None else ["-j", ",".join(names)]
+    # -r: one line for each element of an array, also for those that wait
+    out = ask(["squeue", "-h", "-r", "-t", "all", "-o", "%i|%T|%r|%N|%j", *which])
     if out is None:
         return None
-    wanted = None if names is None else set(names)
     found = {}
     for line in out.splitlines():
-        job, state, reason, node, name, raw = [*line.split("|", 5), "", "", "", "", ""][:6]
-        if wanted is None or job.split("_")[0] in wanted:
-            found[job] = Job(state.split()[0] if state else "", "" if reason == "None" else reason, node, name, raw)
+        job, state, reason, node, name = [*line.split("|", 4), "", "", "", ""][:5]
+        found[job] = Job(state.split()[0] if state else "", "" if reason == "None" else reason, node, name)
     return found
 
 

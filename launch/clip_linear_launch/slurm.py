@@ -153,6 +153,8 @@ def record(sweep_folder: Path, intent: dict[str, Any], jobs: list[str]) -> None:
     for run_id, job in zip(intent["runs"], jobs):
         folder = rundir.folder(sweep_folder, run_id)
         before = rundir.read(folder / rundir.SUBMITTED)
+        if before.get("job") == job:  # written by the launcher whose job is adopted
+            continue
         started = any(r.get("job") == before.get("job") for r in rundir.attempts(folder))
         unstarted = 0 if not before or started else int(before.get("unstarted") or 0) + 1
         write_json(

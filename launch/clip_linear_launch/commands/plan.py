@@ -10,7 +10,7 @@ from dataclasses import asdict
 from clip_linear.errors import UserError
 from clip_linear_launch import budget
 from clip_linear_launch.commands.run import backend_of
-from clip_linear_launch.commands.tables import count, duration, table
+from clip_linear_launch.commands.tables import count, duration, show
 from clip_linear_launch.expand import Run, expand
 from clip_linear_launch.sweep import Sweep, load
 
@@ -26,7 +26,7 @@ def plan(args: argparse.Namespace) -> int:
         print(json.dumps([_record(r, c) for r, c in zip(runs, costs)], indent=1))
     else:
         backend = backend_of(sweep, args.backend)
-        print(_table(runs, costs))
+        _show(runs, costs)
         print(_totals(sweep, runs, costs, backend))
         for line in warnings(runs):
             print(f"warning: {line}")
@@ -48,7 +48,7 @@ def _record(run: Run, cost: budget.Cost) -> dict:
     )
 
 
-def _table(runs: list[Run], costs: list[budget.Cost]) -> str:
+def _show(runs: list[Run], costs: list[budget.Cost]) -> None:
     rows = [
         (
             r.run_id,
@@ -64,7 +64,7 @@ def _table(runs: list[Run], costs: list[budget.Cost]) -> str:
         )
         for r, c in zip(runs, costs)
     ]
-    return table(_COLUMNS, rows)
+    show(_COLUMNS, rows)
 
 
 def resources(run: Run) -> str:

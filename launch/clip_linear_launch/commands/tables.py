@@ -1,7 +1,8 @@
-"""Tables for a terminal or a pipe: plain text, as wide as its cells."""
+"""Tables: rich on a terminal, plain text as wide as its cells in a pipe."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -15,6 +16,33 @@ def table(header: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
     return "\n".join(
         "  ".join(c.rjust(w) if r else c.ljust(w) for c, w, r in zip(line, widths, right)).rstrip() for line in lines
     )
+
+
+_COLOURS = {
+    "DONE": "green",
+    "RUNNING": "cyan",
+    "FAILED": "red",
+    "LOST": "red",
+    "STALE": "yellow",
+    "INTERRUPTED": "yellow",
+}
+
+
+def show(header: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
+    """Print a table: with rules and colours on a terminal, else as ``table`` makes it."""
+    if not sys.stdout.isatty():
+        print(table(header, rows), flush=True)
+        return
+    from rich.console import Console
+    from rich.table import Table
+
+    pretty = Table(box=None, header_style="bold")
+    for name in header:
+        pretty.add_column(name, overflow="fold")  # a cut run id would be of no use
+    for row in rows:
+        cells = [_text(c) for c in row]
+        pretty.add_row(*cells, style=next((_COLOURS[c] for c in cells if c in _COLOURS), None))
+    Console().print(pretty)
 
 
 def _text(value: Any) -> str:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from clip_linear.errors import UserError
 from clip_linear_launch import actions, rundir
-from clip_linear_launch.commands.tables import duration, table
+from clip_linear_launch.commands.tables import duration, show
 from clip_linear_launch.status import LIVE, Status, statuses
 from clip_linear_launch.sweep import load
 
@@ -26,13 +26,13 @@ def status(args: argparse.Namespace) -> int:
         if args.json:
             print(json.dumps([s.row() for s in seen], indent=1))
         else:
-            print(_table(seen), flush=True)
+            _show(seen)
         if args.watch is None or not any(s.state in LIVE for s in seen):
             return 0
         time.sleep(args.watch)
 
 
-def _table(seen: list[Status]) -> str:
+def _show(seen: list[Status]) -> None:
     rows = [
         (
             s.run_id,
@@ -50,7 +50,8 @@ def _table(seen: list[Status]) -> str:
         for s in seen
     ]
     counts = ", ".join(f"{n} {state}" for state, n in Counter(s.state for s in seen).items())
-    return f"{table(_COLUMNS, rows)}\n{len(seen)} runs: {counts}"
+    show(_COLUMNS, rows)
+    print(f"{len(seen)} runs: {counts}", flush=True)
 
 
 def logs(args: argparse.Namespace) -> int:
