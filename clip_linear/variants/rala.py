@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
 from clip_linear.attention import Dress, Variant, rotate, wide
-from clip_linear.features import visible_count, visible_sum
+from clip_linear.features import smallest, visible_count, visible_sum
 from clip_linear.registry import VariantInfo
 from clip_linear_kernels import linear_attention
 from clip_linear_kernels.spec import elu1
+
+EPS = 1e-6  # beside the mean
 
 
 class Rala(Variant):
@@ -23,8 +27,8 @@ class Rala(Variant):
 
     The causal form is ours, since α is twice non-causal: α_j = exp(D^-½ q_g⁽ʲ⁾·φ(k_j)), where q_g⁽ʲ⁾ is the mean over
     the tokens up to j, fixed once j is seen, divided by Σ_{m≤i} α_m. At the last token it does not equal the
-    bidirectional form. Exponents are shifted by their maximum; a key more than about 80 below a later one is lost to
-    float32 underflow.
+    bidirectional form. Exponents are shifted by their maximum; in float32 weights below 1e-12 of the largest
+    one, which may come later, are 1e-12 of it.
     """
 
     info = VariantInfo(
@@ -59,10 +63,14 @@ class Rala(Variant):
         exponent = (mean * k).sum(-1) * k.shape[-1] ** -0.5  # [B, H, M]
         if key_mask is not None:
             exponent = exponent.masked_fill(~key_mask[:, None], torch.finfo(exponent.dtype).min)
-        weights = (exponent - exponent.detach().amax(-1, keepdim=True)).exp()
+        # The floor (1e-12 in float32) keeps the squared denominator of a causal row of such keys alone representable.
+        floor = math.log(smallest(q) / EPS)
+        weights = (exponent - exponent.detach().amax(-1, keepdim=True)).clamp(min=floor).exp()
+        if key_mask is not None:
+            weights = weights * key_mask[:, None]
         if not causal:
             keys = visible_count(k, False, key_mask)[..., 0]
-            weights = weights * (keys / weights.sum(-1, keepdim=True))
+            weights = weights * (keys / weights.sum(-1, keepdim=True).clamp(min=smallest(q)))
         return linear_attention(
             rotate(q, rope),
             rotate(k, rope),
@@ -71,6 +79,7 @@ class Rala(Variant):
             k_den=k,
             weights=weights,
             normaliser="mean",
+            eps=EPS,
             causal=causal,
             key_mask=key_mask,
         )
