@@ -40,9 +40,8 @@ def cancel_maxima(q: Tensor, k: Tensor, key_mask: Tensor | None) -> tuple[Tensor
     # A sample without any kept key has no maximum; its outputs are don't-cares that must be finite.
     m = seen.amax(-2, keepdim=True).nan_to_num(neginf=0.0)
     k = k - m if hidden is None else (k - m).masked_fill(hidden, 0.0)
-    q = q + m
-    c = q.detach().amax(-1, keepdim=True)
-    return q - c, k, c
+    c = (q.detach() + m).amax(-1, keepdim=True)
+    return q + (m - c), k, c
 
 
 def add_positions(k: Tensor, table: Tensor | None) -> Tensor:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from torch import Tensor
 from torch.nn import functional as F
 
-from clip_linear.attention import Dress, Tokens, Variant, merge_heads, rotate, split_heads, wide
+from clip_linear.attention import Dress, Tokens, Variant, rotate, wide
+from clip_linear.blocks import by_blocks
 from clip_linear.features import add_positions
 from clip_linear.registry import VariantInfo
 from clip_linear_kernels import linear_attention
@@ -61,13 +62,14 @@ class Focused(Variant):
         scale = wide(q).new_zeros(1, 1, H * D) if scale is None else scale.to(wide(q).dtype)
         divisor = F.softplus(scale)
 
-        def focus(x: Tensor) -> Tensor:
-            r = (F.relu(wide(merge_heads(x))) + FOCUS_EPS) / divisor  # [B, N, H·D]
-            unit = r / r.detach().amax(-1, keepdim=True)  # the scale of r^p cancels; so nothing over- or underflows
+        def focus(x: Tensor, divisor: Tensor) -> Tensor:  # [B, N, H, D]
+            r = (F.relu(wide(x)) + FOCUS_EPS) / divisor
+            unit = r / r.detach().amax((2, 3), keepdim=True)  # the scale of r^p cancels; so nothing over- or underflows
             sharp = unit**focusing_factor
-            return split_heads(sharp * (r.norm(dim=-1, keepdim=True) / sharp.norm(dim=-1, keepdim=True)), H)
+            return sharp * (_norm(r) / _norm(sharp))
 
-        return linear_attention(focus(q), focus(k), v, normaliser="mean", causal=causal, key_mask=key_mask)
+        q, k = (by_blocks(focus, x.transpose(1, 2), divisor.view(1, 1, H, D)).transpose(1, 2) for x in (q, k))
+        return linear_attention(q, k, v, normaliser="mean", causal=causal, key_mask=key_mask)
 
     def attend(
         self, q: Tensor, k: Tensor, v: Tensor, tokens: Tokens, rope: tuple[Tensor, Tensor] | None = None
@@ -75,3 +77,8 @@ class Focused(Variant):
         """The equation with this module's scale."""
         own = {"scale": self.scale.view(1, 1, -1), **self.options}
         return self.attention(q, k, v, causal=tokens.causal, key_mask=tokens.key_mask, rope=rope, **own)
+
+
+def _norm(x: Tensor) -> Tensor:
+    # Over all heads: [B, N, H, D] -> [B, N, 1, 1].
+    return x.square().sum((2, 3), keepdim=True).sqrt()

@@ -7,6 +7,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from clip_linear.attention import Dress, Variant, rotate, wide
+from clip_linear.blocks import by_blocks
 from clip_linear.registry import VariantInfo
 from clip_linear_kernels import linear_attention
 
@@ -45,21 +46,35 @@ class Nala(Variant):
         rope: tuple[Tensor, Tensor] | None = None,
     ) -> Tensor:
         """Shapes of Variant.attention."""
-        q, k = wide(q), wide(k)
-        square = q.square().sum(-1, keepdim=True)
-        norm = torch.where(square > 0, square, 1).sqrt()  # of a zero query any norm will do: its features are 0
-        p = 3 * (0.5 + torch.tanh(norm))
-        q, k = q / norm, k * k * k
-        queries, keys = (F.relu(q) ** p, F.relu(-q) ** p), (F.relu(k), F.relu(-k))
-        q, k = torch.cat(queries, -1), torch.cat(keys, -1)  # [B, H, N, 2D]
-        turned = rope is not None
-        return linear_attention(
-            torch.cat([rotate(f, rope) for f in queries], -1) if turned else q,
-            torch.cat([rotate(f, rope) for f in keys], -1) if turned else k,
-            v,
-            q_den=q,
-            k_den=k,
-            normaliser="mean",
-            causal=causal,
-            key_mask=key_mask,
-        )
+
+        def core(
+            q: Tensor, k: Tensor, v: Tensor, sin: Tensor | None, cos: Tensor | None, keep: Tensor | None
+        ) -> Tensor:
+            turn = None if sin is None or cos is None else (sin, cos)
+            q_den, k_den = _features(wide(q), wide(k))
+            return linear_attention(
+                _rotate_halves(q_den, turn),
+                _rotate_halves(k_den, turn),
+                v,
+                q_den=q_den,
+                k_den=k_den,
+                normaliser="mean",
+                causal=causal,
+                key_mask=None if keep is None else keep[:, 0, :, 0],
+            )
+
+        sin, cos = (None, None) if rope is None else (t.view(-1, 1, *t.shape[-2:]) for t in rope)
+        return by_blocks(core, q, k, v, sin, cos, None if key_mask is None else key_mask[:, None, :, None])
+
+
+def _features(q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+    """f(q) and g(k), [B, H, N, 2D]."""
+    square = q.square().sum(-1, keepdim=True)
+    norm = torch.where(square > 0, square, 1).sqrt()  # of a zero query any norm will do: its features are 0
+    p = 3 * (0.5 + torch.tanh(norm))
+    q, k = q / norm, k * k * k
+    return torch.cat([F.relu(q) ** p, F.relu(-q) ** p], -1), torch.cat([F.relu(k), F.relu(-k)], -1)
+
+
+def _rotate_halves(x: Tensor, rope: tuple[Tensor, Tensor] | None) -> Tensor:
+    return x if rope is None else torch.cat([rotate(half, rope) for half in x.chunk(2, -1)], -1)

@@ -9,11 +9,12 @@ import torch
 from torch import Tensor
 
 from clip_linear.attention import Site, Tokens, Variant, rotate, wide
+from clip_linear.blocks import by_blocks
 from clip_linear.features import cancel_maxima, smallest
 from clip_linear.registry import VariantInfo
 from clip_linear_kernels import linear_attention
 
-FEATURES_PER_CHANNEL = 4  # 256 features at head_dim 64, the paper's number
+FEATURES_PER_CHANNEL = 2  # half of the paper's 256 at head_dim 64: the state and the features are as large as NaLa's
 
 
 class Performer(Variant):
@@ -21,7 +22,7 @@ class Performer(Variant):
 
     Choromanski et al. 2020, "Rethinking Attention with Performers", arXiv 2009.14794, eq. 5 and section 3.2 (FAVOR+):
     an estimate of softmax attention. ω [m, D] is drawn once (blocks of orthogonal rows with the lengths of Gaussian
-    vectors, m = 4 D), is a buffer of the checkpoint and is never drawn anew. √m cancels and is left out. Exponents are
+    vectors, m = 2 D), is a buffer of the checkpoint and is never drawn anew. √m cancels and is left out. Exponents are
     shifted so that nothing overflows; the shifts cancel. Without ``omega`` the features of one fixed seed are taken.
     """
 
@@ -36,9 +37,9 @@ class Performer(Variant):
         "and Belanger, David and Colwell, Lucy and Weller, Adrian}, booktitle={ICLR}, year={2021}, "
         "eprint={2009.14794}, archivePrefix={arXiv}}",
         causal_source="paper",
-        state_per_head="4·D·E + 4·D",
-        streams=(("4·D", "E"),),
-        feature_macs="8·N·D²",
+        state_per_head="2·D·E + 2·D",
+        streams=(("2·D", "E"),),
+        feature_macs="4·N·D²",
         options={"omega": "[m, D]: the random directions"},
     )
 
@@ -63,13 +64,18 @@ class Performer(Variant):
         omega = orthogonal(FEATURES_PER_CHANNEL * D, D, 0) if omega is None else omega
 
         def exponents(x: Tensor) -> Tensor:
-            x = wide(rotate(x, rope)) * D**-0.25
+            x = wide(x) * D**-0.25
             return x @ omega.to(x).mT - 0.5 * x.square().sum(-1, keepdim=True)
 
-        q, k, _ = cancel_maxima(exponents(q), exponents(k), key_mask)
-        return linear_attention(
-            q, k, v, feature="exp", normaliser="mean", causal=causal, key_mask=key_mask, eps=smallest(q)
-        )
+        def core(q: Tensor, k: Tensor, v: Tensor, keep: Tensor | None) -> Tensor:
+            mask = None if keep is None else keep[:, 0, :, 0]
+            q, k, _ = cancel_maxima(exponents(q), exponents(k), mask)
+            return linear_attention(
+                q, k, v, feature="exp", normaliser="mean", causal=causal, key_mask=mask, eps=smallest(q)
+            )
+
+        keep = None if key_mask is None else key_mask[:, None, :, None]
+        return by_blocks(core, rotate(q, rope), rotate(k, rope), v, keep)
 
     def attend(
         self, q: Tensor, k: Tensor, v: Tensor, tokens: Tokens, rope: tuple[Tensor, Tensor] | None = None

@@ -7,6 +7,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from clip_linear.attention import Dress, Tokens, Variant, rotate, wide
+from clip_linear.blocks import by_blocks
 from clip_linear.errors import UserError
 from clip_linear.features import add_positions
 from clip_linear.registry import VariantInfo
@@ -71,17 +72,20 @@ class Pola(Variant):
         scale = q.new_zeros(1, 1, H * D) if scale is None else scale.to(q.dtype)
         power = q.new_zeros(1, H, 1, D) if power is None else power.to(q.dtype)
         divisor, p = F.softplus(scale).view(1, H, 1, D), 1 + alpha * torch.sigmoid(power)
-        q, k = q / divisor, k / divisor
-        up, down = F.relu(q) ** p, F.relu(-q) ** p
-        keys = torch.cat([F.relu(k) ** p, F.relu(-k) ** p], -1)  # [B, H, M, 2D]
-        halves = zip((torch.cat([up, down], -1), torch.cat([down, up], -1)), v.chunk(2, -1))
-        return torch.cat(
-            [
-                linear_attention(f, keys, half, normaliser="mean", causal=causal, key_mask=key_mask)
-                for f, half in halves
-            ],
-            -1,
-        )
+
+        def streams(q: Tensor, k: Tensor, v: Tensor, divisor: Tensor, p: Tensor, keep: Tensor | None) -> Tensor:
+            mask = None if keep is None else keep[:, 0, :, 0]
+            q, k = q / divisor, k / divisor
+            up, down = F.relu(q) ** p, F.relu(-q) ** p
+            keys = torch.cat([F.relu(k) ** p, F.relu(-k) ** p], -1)  # [B, H, M, 2D]
+            both = torch.cat([up, down], -1), torch.cat([down, up], -1)
+            out = [
+                linear_attention(f, keys, half, normaliser="mean", causal=causal, key_mask=mask)
+                for f, half in zip(both, v.chunk(2, -1))
+            ]
+            return torch.cat(out, -1)
+
+        return by_blocks(streams, q, k, v, divisor, p, None if key_mask is None else key_mask[:, None, :, None])
 
     def attend(
         self, q: Tensor, k: Tensor, v: Tensor, tokens: Tokens, rope: tuple[Tensor, Tensor] | None = None
