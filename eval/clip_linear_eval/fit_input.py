@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 # Metrics of our rows that are accuracies: their error is 1 − value.
-_ACCURACY = re.compile(r"^(top\d+|acc\d*|accuracy|mean_per_class_recall|.*recall.*)$")
+_ACCURACY = re.compile(r"^((linear_probe_|knn_)?top\d+(_hierarchical)?|acc\d*|accuracy|.*recall.*)$")
 _FINISHED = {"", "ok", "done", "finished", "complete", "completed"}
 # What the columns of our rows mean, so that every fit states its convention.
 CONVENTIONS = {
@@ -75,6 +75,11 @@ class Table:
     synthetic: bool
     runs: dict[int, str] | None  # row number -> run, where rows name one
     pairs: dict[int, str]  # row number -> what it shares with its counterpart in another group (size, samples, seed)
+
+
+def is_accuracy(metric: str) -> bool:
+    """Whether 1 − value of a metric of our rows is an error."""
+    return _ACCURACY.match(metric) is not None
 
 
 def select(table: pd.DataFrame, columns: Columns) -> Table:
@@ -173,7 +178,7 @@ def _derive(table: pd.DataFrame, columns: Columns) -> tuple[dict[str, str], pd.D
     if columns.y == "error" and "error" not in table.columns and {"metric", "value", "unit"} <= set(table.columns):
         metric = str(table["metric"].iloc[0])
         whole = {"fraction": 1.0, "percent": 100.0}.get(str(table["unit"].iloc[0]))
-        if not _ACCURACY.match(metric) or whole is None:
+        if not is_accuracy(metric) or whole is None:
             raise FitRefused(
                 "missing_column", f"no column error, and metric {metric!r} is no accuracy to derive it from", ["error"]
             )

@@ -59,6 +59,7 @@ def fit_points(
         certificate=solution.certificate,
         lack_of_fit=found.lack_of_fit,
         x_range=(float(points.x.min()), float(points.x.max())),
+        y_range=(float(points.y.min()), float(points.y.max())),
         noise_unit=1.0 if points.sigma is None else float(np.exp(np.mean(np.log(points.sigma)))),
         points=points,
     )

@@ -45,6 +45,7 @@ class Law:
     certificate: dict[str, Any]
     lack_of_fit: dict[str, float] | None
     x_range: tuple[float, float]
+    y_range: tuple[float, float]
     noise_unit: float = 1.0  # weighted fits: sigma of the typical point, of which ``sigma`` is a multiple
     predictions: list[dict[str, Any]] = field(default_factory=list)
     frontier: str = "none"

@@ -9,7 +9,8 @@ import numpy as np
 
 from clip_linear_eval.laws import Points
 from clip_linear_eval.laws_fitted import Law
-from clip_linear_eval.plots import GRID, MUTED, Style, figure, log_axis, to_svg
+from clip_linear_eval.laws_published import Published
+from clip_linear_eval.plots import DASHES, GRID, MUTED, Style, figure, log_axis, to_svg
 from clip_linear_eval.report_words import AXIS, number
 
 _BEYOND = 2.0  # how far a law is drawn beyond its data, as a factor of x
@@ -33,6 +34,7 @@ def law_figure(
     fraction: bool,
     title: str = "",
     synthetic: bool = False,
+    published: Sequence[Published] = (),
 ) -> str:
     """Error (or loss) against size, log–log: points, laws (dashed beyond the data) and their 95 % bands."""
     with figure() as (made, axes):
@@ -49,11 +51,22 @@ def law_figure(
         pad_y = (high / low) ** 0.06 if high > low else 1.2
         log_axis(axes, "x", all_x.min() / pad_x, all_x.max() * pad_x, number)
         log_axis(axes, "y", low / pad_y, high * pad_y, y_text(fraction))
+        for k, other in enumerate(published):
+            _draw_published(axes, other, k)
         axes.set_xlabel(AXIS.get(x, x))
         axes.set_ylabel(y)
         axes.set_title(("synthetic data · " if synthetic else "") + title)
         axes.legend(ncols=2 if len(points) > 4 else 1, loc="best")
         return to_svg(made)
+
+
+def _draw_published(axes: Any, law: Published, k: int) -> None:
+    """A published law where its own range meets the frame; the frame stays."""
+    (left, right), (low, high) = axes.get_xlim(), axes.get_ylim()
+    grid = np.geomspace(max(left, law.our_range[0]), max(min(right, law.our_range[1]), left), 60)
+    y = law.predict(grid)
+    if law.our_range[0] < right and law.our_range[1] > left and ((low < y) & (y < high)).any():
+        axes.plot(grid, y, color=MUTED, lw=1.1, ls=DASHES[1 + k % (len(DASHES) - 1)], label=f"{law.name} (published)")
 
 
 def _draw_law(axes: Any, law: Law, look: Style, low: float, high: float) -> tuple[float, float]:

@@ -28,7 +28,7 @@ def loss_figure(runs: Sequence[Run], style: Mapping[str, Style]) -> str | None:
             rank = sizes.index(run.size or 0.0) / max(1, len(sizes) - 1)
             look = style[run.variant]
             axes.plot(at, loss, color=look.color, ls=look.dash, lw=0.7 + 1.3 * rank, alpha=0.85)
-        for name in dict.fromkeys(r.variant for r in drawn):
+        for name in _variants(drawn, style):
             axes.plot([], [], color=style[name].color, ls=style[name].dash, label=name)
         axes.set_xlabel("samples seen")
         axes.set_ylabel("contrastive loss, nats")
@@ -36,6 +36,10 @@ def loss_figure(runs: Sequence[Run], style: Mapping[str, Style]) -> str | None:
         axes.set_title("Training loss (wider: larger model)")
         axes.legend(loc="best")
         return to_svg(made)
+
+
+def _variants(runs: Sequence[Run], style: Mapping[str, Style]) -> list[str]:
+    return [name for name in style if any(r.variant == name for r in runs)]
 
 
 def _smoothed(points: Sequence[tuple[float, float]]) -> tuple[np.ndarray, np.ndarray]:
@@ -54,7 +58,7 @@ def throughput_figure(runs: Sequence[Run], style: Mapping[str, Style]) -> str | 
     if not drawn:
         return None
     with figure() as (made, axes):
-        for name in dict.fromkeys(r.variant for r in drawn):
+        for name in _variants(drawn, style):
             mine = sorted((r for r in drawn if r.variant == name), key=lambda r: r.size or 0)
             axes.plot(
                 [r.size for r in mine],

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from clip_linear.files import write_text
 from clip_linear.provenance import commit, date, versions_text
-from clip_linear_eval import plots, plots_laws, plots_runs
-from clip_linear_eval.plots import Style
-from clip_linear_eval.report_data import Fitted, Run, fit_everything, from_fit, read_fit, read_rows_table, read_runs
+from clip_linear_eval import plots
+from clip_linear_eval.fit_read import read_table
+from clip_linear_eval.report_data import Fitted, Run, fit_everything, from_fit, read_fit, read_runs, rows_path
+from clip_linear_eval.report_figures import Figure, all_figures, published_laws
 from clip_linear_eval.report_tables import Sheet, comparison_sheet, laws_sheet, rows_sheet, runs_sheet
 from clip_linear_eval.report_words import conclusions
 
@@ -19,21 +20,13 @@ PICTURE = "scaling.svg"  # the page's first figure as a file of its own
 
 
 @dataclass(frozen=True)
-class Figure:
-    """A figure as plain SVG, with what it shows."""
-
-    name: str
-    svg: str
-    caption: str
-
-
-@dataclass(frozen=True)
 class Report:
     """Everything the templates show."""
 
     title: str
+    subject: str
     synthetic: bool
-    conclusions: list[str]
+    conclusions: list[tuple[str, list[str]]]
     figures: list[Figure]
     sheets: list[Sheet]
     warnings: list[str]
@@ -47,18 +40,24 @@ def write_report(source: Path, fit_path: Path | None = None, out: Path | None = 
 
     ``source`` is a sweep's folder (rows.csv, fit.json and runs/ where present) or a file of rows. Raises UserError.
     """
-    rows_path, table = read_rows_table(source)
-    folder = rows_path.parent
+    rows = rows_path(source)
+    table, folder = read_table(rows), rows.parent
     if fit_path is None and source.is_dir() and (folder / "fit.json").is_file():
         fit_path = folder / "fit.json"
     given = read_fit(fit_path) if fit_path is not None else None
-    report = make_report(table, given, read_runs(folder, table) if source.is_dir() else [], name=source.resolve().stem)
+    runs = read_runs(folder, table) if source.is_dir() else []
+    report = make_report(table, given, runs, name=source.resolve().stem)
     out = out or folder
     if report.figures:
-        write_text(out / PICTURE, plots.standalone(report.figures[0].svg))
+        write_picture(out / PICTURE, report.figures[0])
     write_text(out / "report.md", render("report.md.j2", report))
     write_text(out / "report.html", render("report.html.j2", report))
     return out / "report.html"
+
+
+def write_picture(path: Path, figure: Figure) -> None:
+    """A figure as an SVG file, for a README."""
+    write_text(path, plots.standalone(figure.svg))
 
 
 def make_report(table: Any, given: dict[str, Any] | None, runs: Sequence[Run], *, name: str) -> Report:
@@ -69,126 +68,64 @@ def make_report(table: Any, given: dict[str, Any] | None, runs: Sequence[Run], *
         fits = [main, *(f for f in fits if f.title != main.title)]
     names = list(dict.fromkeys([*(n for f in fits for n in f.points), *(r.variant for r in runs)]))
     style = plots.styles(names)
-    synthetic = "provenance" in table.columns and bool((table["provenance"].astype(str) == "synthetic").any())
-    main_json = fits[0].json if fits else None
+    sheets = (laws_sheet(fits), comparison_sheet(fits), runs_sheet(runs), rows_sheet(table))
     return Report(
         title=f"{name}: how error falls with size",
-        synthetic=synthetic,
+        subject=fits[0].title if fits else "",
+        synthetic="provenance" in table.columns and bool((table["provenance"].astype(str) == "synthetic").any()),
         conclusions=_conclusions(fits),
-        figures=[*_law_figures(fits, style, synthetic), *_run_figures(runs, style)],
-        sheets=[s for s in (laws_sheet(fits), comparison_sheet(fits), runs_sheet(runs), rows_sheet(table)) if s.rows],
+        figures=all_figures(fits, runs, table, style),
+        sheets=[s for s in sheets if s.rows],
         warnings=_warnings(fits),
-        dropped=[f"row {d['row']}: {d['reason']}" for d in (main_json or {}).get("dropped", [])],
-        conventions=_conventions(main_json),
+        dropped=[f"row {d['row']}: {d['reason']}" for d in (fits[0].json or {} if fits else {}).get("dropped", [])],
+        conventions=_conventions(fits[0]) if fits else [],
         made=f"{date()}, {versions_text()}{', commit ' + commit() if commit() else ''}",
     )
 
 
-def _conclusions(fits: Sequence[Fitted]) -> list[str]:
+def _conclusions(fits: Sequence[Fitted]) -> list[tuple[str, list[str]]]:
     if not fits:
-        return ["Nothing can be concluded: the rows hold nothing that a law could be fitted to."]
-    first = fits[0]
-    if first.json is None:
-        return [f"{first.title}: nothing can be concluded about scaling: {first.refused}."]
-    return [f"About {first.title}:", *conclusions(first.json)]
-
-
-def _law_figures(fits: Sequence[Fitted], style: Mapping[str, Style], synthetic: bool) -> list[Figure]:
-    found: list[Figure] = []
-    for i, fitted in enumerate(fits):
-        if not fitted.points or (fitted.json is not None and fitted.json["x2"]):
-            continue
-        x = fitted.json["x"] if fitted.json else "size"
-        fraction = fitted.json is not None and fitted.json["conventions"]["unit"].startswith(("fraction", "percent"))
-        y = "error" if fraction else "value"
-        svg = plots_laws.law_figure(
-            fitted.points, fitted.laws, style, x=x, y=y, fraction=fraction, title=fitted.title, synthetic=synthetic
-        )
-        note = "Points are measured runs" if not synthetic else "Points are synthetic"
-        found.append(
-            Figure(
-                f"law{i}",
-                svg,
-                f"{fitted.title}: {note}, lines the fitted laws with 95 % bands, dotted beyond the data.",
-            )
-        )
-        if i == 0 and fitted.json is not None:
-            found += _evidence(fitted, style, x)
-    entries = [
-        (f"{name} · {f.title}", name, law["params"]["alpha"], (law["ci95"] or {}).get("alpha"))
-        for f in fits
-        for name, law in (f.json or {"groups": {}})["groups"].items()
-    ]
-    if len(entries) > 1:
-        found.append(
-            Figure(
-                "forest",
-                plots_laws.forest_figure(entries, style),
-                "Exponents with 95 % intervals; cut where they leave the frame.",
-            )
-        )
-    return found
-
-
-def _evidence(fitted: Fitted, style: Mapping[str, Style], x: str) -> list[Figure]:
-    assert fitted.json is not None
-    found = []
-    size = plots_laws.multiplier_figure(fitted.json["comparison"], style, x=x)
-    if size is not None:
-        found.append(
-            Figure(
-                "multiplier", size, "Size that each variant needs for the error of the reference, inside the data only."
-            )
-        )
-    if fitted.laws:
-        svg = plots_laws.residual_figure(fitted.points, fitted.laws, style, x=x)
-        found.append(
-            Figure("residuals", svg, "Deviation of the points from their laws; a bend means that the form is wrong.")
-        )
-    return found
-
-
-def _run_figures(runs: Sequence[Run], style: Mapping[str, Style]) -> list[Figure]:
-    loss, speed = plots_runs.loss_figure(runs, style), plots_runs.throughput_figure(runs, style)
-    found = (
-        []
-        if loss is None
-        else [Figure("loss", loss, "Training loss of every run, averaged over a twentieth of its length.")]
-    )
-    if speed is not None:
-        found.append(
-            Figure("speed", speed, "Median samples per second while training, on the device that the table names.")
-        )
-    return found
+        return [("Nothing can be concluded", ["The rows hold nothing that a law could be fitted to."])]
+    if fits[0].json is None:
+        return [("Nothing can be concluded about scaling", [f"{fits[0].title}: {fits[0].refused}."])]
+    return conclusions(fits[0].json)
 
 
 def _warnings(fits: Sequence[Fitted]) -> list[str]:
-    said = [f"{f.title}: not fitted: {f.refused}" for f in fits if f.refused]
+    """Every warning once, with whom it concerns."""
+    about: dict[str, list[str]] = {}
     for fitted in fits:
+        if fitted.refused:
+            about.setdefault(f"not fitted: {fitted.refused}", []).append(fitted.title)
         for w in (fitted.json or {"warnings": []})["warnings"]:
-            said.append(f"{fitted.title}{', ' + w['group'] if 'group' in w else ''}: {w['message']} [{w['code']}]")
-    return list(dict.fromkeys(said))
+            whom = f"{fitted.title}, {w['group']}" if "group" in w else fitted.title
+            about.setdefault(f"{w['message']} [{w['code']}]", []).append(whom)
+    return [f"{text} ({_few(whom)})" for text, whom in about.items()]
 
 
-def _conventions(fit: dict[str, Any] | None) -> list[tuple[str, str]]:
-    if fit is None:
+def _few(whom: Sequence[str], most: int = 4) -> str:
+    return "; ".join(whom[:most]) + (f"; and {len(whom) - most} more" if len(whom) > most else "")
+
+
+def _conventions(fitted: Fitted) -> list[tuple[str, str]]:
+    if fitted.json is None:
         return []
+    fit = fitted.json
     said = [(k, str(v)) for k, v in fit["conventions"].items()]
-    said += [("form", fit["form"]), ("objective", fit["objective"])]
-    return [
-        *said,
+    said += [("form", fit["form"]), ("objective", fit["objective"]), ("frontier", fit["frontier"])]
+    said += [
         ("intervals", "95 %: Student t for power laws, F-calibrated profiles otherwise; bands by the delta method"),
         ("multiplier", "how many times the reference's size a variant needs for the same error, inside the data only"),
     ]
+    return said + [(f"published: {law.name}", f"{law.source}; {law.note}") for law in published_laws(fitted)]
 
 
 def render(template: str, report: Report) -> str:
     """Fill one of the templates."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-    folder = Path(__file__).parent / "templates"
     environment = Environment(
-        loader=FileSystemLoader(folder),
+        loader=FileSystemLoader(Path(__file__).parent / "templates"),
         autoescape=template.endswith(".html.j2"),
         undefined=StrictUndefined,
         trim_blocks=True,

@@ -14,7 +14,7 @@ from typing import Any
 from clip_linear.errors import UserError
 from clip_linear.files import read_jsonl
 from clip_linear_eval.fit import Options
-from clip_linear_eval.fit_input import Columns, select
+from clip_linear_eval.fit_input import Columns, is_accuracy, select
 from clip_linear_eval.fit_screen import FitRefused
 from clip_linear_eval.fit_table import fit_table
 from clip_linear_eval.laws import Points
@@ -44,21 +44,41 @@ class Run:
 class Fitted:
     """The fit of one dataset and metric: fit.json's content, its laws and points; or why there is none."""
 
+    columns: Columns
     title: str
     json: dict[str, Any] | None
     laws: dict[str, Law]
     points: dict[str, Points]
+    synthetic: bool
     refused: str = ""
 
+    @property
+    def metric(self) -> str:
+        return self._chosen("metric")
 
-def read_rows_table(path: Path) -> tuple[Path, Any]:
-    """The rows of a folder (its rows.csv) or file, and where they are."""
-    from clip_linear_eval.fit_read import read_table
+    @property
+    def dataset(self) -> str:
+        return self._chosen("dataset")
 
-    rows = path / "rows.csv" if path.is_dir() else path
-    if path.is_dir() and not rows.is_file():
-        raise UserError(f"{str(path)!r} holds no rows.csv; run: clip-linear launch collect, or give a file of rows")
-    return rows, read_table(rows)
+    def _chosen(self, column: str) -> str:
+        return dict(text.split("=", 1) for text in self.columns.where if "=" in text).get(column, "")
+
+    @property
+    def is_fraction(self) -> bool:
+        """Whether y is an error as a fraction, to be shown in percent."""
+        unit = self.json["conventions"]["unit"] if self.json else self.columns.unit or ""
+        return unit.startswith(("fraction", "percent"))
+
+    @property
+    def y_name(self) -> str:
+        return "error" if self.is_fraction else self.columns.y if self.columns.y != "value" else self.metric or "value"
+
+
+def rows_path(source: Path) -> Path:
+    """The file of rows: a folder's rows.csv, or the file itself. Raises UserError if a folder has none."""
+    if source.is_dir() and not (source / "rows.csv").is_file():
+        raise UserError(f"{str(source)!r} holds no rows.csv; run: clip-linear launch collect, or give a file of rows")
+    return source / "rows.csv" if source.is_dir() else source
 
 
 def read_fit(path: Path) -> dict[str, Any]:
@@ -75,13 +95,17 @@ def read_fit(path: Path) -> dict[str, Any]:
 
 
 def from_fit(table: Any, fit: dict[str, Any]) -> Fitted:
-    """The fit as it was written, with its points taken from the rows again."""
+    """The fit as it was written, with its points taken from the rows again. Raises UserError if they do not fit it."""
     columns = Columns(**{**fit["columns"], "where": tuple(fit["columns"]["where"])})
-    laws = {name: Law.from_json(group) for name, group in fit["groups"].items()}
-    return Fitted(title_of(columns, table), fit, laws, _points(table, columns))
+    points = points_of(table, columns)
+    if missing := set(fit["groups"]) - set(points):
+        raise UserError(f"the rows hold no {', '.join(sorted(missing))}, which fit.json fitted; fit these rows again")
+    laws = {} if fit["form"] == "isoflop" else {n: Law.from_json(g, points[n]) for n, g in fit["groups"].items()}
+    return Fitted(columns, title_of(columns, table), fit, laws, points, bool(fit.get("synthetic")))
 
 
-def _points(table: Any, columns: Columns) -> dict[str, Points]:
+def points_of(table: Any, columns: Columns) -> dict[str, Points]:
+    """The usable points of each group, percent as fractions. Raises FitRefused as ``select`` does."""
     chosen = select(table, columns)
     points = {}
     for group in chosen.groups:
@@ -109,8 +133,11 @@ def _only(table: Any, column: str) -> str:
 
 
 def fit_everything(table: Any, like: dict[str, Any] | None) -> Iterator[Fitted]:
-    """A power law for every dataset and metric in the rows, in the manner of ``like`` where a fit.json is given."""
-    if not {"metric", "value", "dataset"} <= set(table.columns):
+    """A law for every dataset and metric (accuracies, loss) in the rows, in the manner of ``like`` if given."""
+    if not {"metric", "value", "dataset"} <= set(table.columns) or (like or {}).get("form") in (
+        "chinchilla",
+        "isoflop",
+    ):
         return
     settings = like or {}
     options = Options(form=settings.get("form", "power"), objective=settings.get("objective", "gaussian"))
@@ -121,24 +148,25 @@ def fit_everything(table: Any, like: dict[str, Any] | None) -> Iterator[Fitted]:
     pairs = table[["metric", "dataset"]].dropna().drop_duplicates().astype(str).values.tolist()
     order = {m: i for i, m in enumerate((*_ERRORS, "loss"))}
     for metric, dataset in sorted(pairs, key=lambda p: order.get(p[0], len(order))):
-        error = metric != "loss"
+        if metric != "loss" and not is_accuracy(metric):
+            continue
         where = (f"metric={metric}", f"dataset={dataset}")
-        columns = Columns(x=x, y="error" if error else "value", group=group, where=where)
+        columns = Columns(x=x, y="value" if metric == "loss" else "error", group=group, where=where)
+        title = title_of(columns, table)
         try:
             fits = fit_table(table, columns, options, settings.get("ref"))
         except FitRefused as refusal:
-            yield Fitted(title_of(columns, table), None, {}, _points_or_none(table, columns), str(refusal))
+            yield Fitted(columns, title, None, {}, _points_or_none(table, columns), False, str(refusal))
         except UserError:  # the reference is missing for this dataset: nothing to compare here
             continue
         else:
-            yield Fitted(
-                title_of(columns, table), fits.json, fits.laws, {n: law.points for n, law in fits.laws.items()}
-            )
+            points = {name: law.points for name, law in fits.laws.items()}
+            yield Fitted(columns, title, fits.json, fits.laws, points, fits.json["synthetic"])
 
 
 def _points_or_none(table: Any, columns: Columns) -> dict[str, Points]:
     try:
-        return _points(table, columns)
+        return points_of(table, columns)
     except FitRefused:
         return {}
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+_CHANCE = 0.9  # errors above this are near chance
 _FEW = 3  # degrees of freedom below which an interval is mostly Student's t
 AXIS = {
     "n_params_vision": "parameters of the vision tower",
@@ -17,16 +18,14 @@ AXIS = {
 
 
 def number(v: float | None, digits: int = 3) -> str:
-    """A number for people: 1.23, 0.0456, 22M, 1.2e-07."""
+    """A number for people: 1.23, 0.0456, 2500, 22M, 1.2e-07."""
     if v is None:
         return "∞"
     size = abs(v)
-    if size >= 1e12 or (0 < size < 1e-4):
-        return f"{v:.{digits}g}"
-    for scale, letter in ((1e9, "G"), (1e6, "M"), (1e4, "k")):
-        if size >= scale:
-            return f"{v / (1e3 if letter == 'k' else scale):.{digits}g}{letter}"
-    return f"{v:.{digits}g}"
+    for least, unit, letter in ((1e9, 1e9, "G"), (1e6, 1e6, "M"), (1e4, 1e3, "k")):
+        if least <= size < 1e12:
+            return f"{v / unit:.{digits}g}{letter}"
+    return f"{v:.0f}" if 1e3 <= size < 1e4 else f"{v:.{digits}g}"
 
 
 def interval(ends: Any, digits: int = 3) -> str:
@@ -101,10 +100,10 @@ def comparison_sentences(c: dict[str, Any], x: str) -> list[str]:
     p = equal["p"] if c.get("p_holm") is None else c["p_holm"]
     if p < 0.05:
         slower = name if equal["delta_alpha"] > 0 else ref
-        said.append(f"{slower} falls more slowly with size: {gap}, p = {number(p, 2)}.")
+        said.append(f"The error of {slower} falls more slowly with size: {gap}, p = {number(p, 2)}.")
     else:
         said.append(
-            f"A difference of exponents between {name} and {ref} cannot be concluded: {gap}, "
+            f"That {name} scales with another exponent than {ref} cannot be concluded, nor that it does not: {gap}, "
             f"p = {number(p, 2)}; these data would have shown a difference of {number(equal['detectable'], 2)} or more."
         )
     pairs = c.get("paired")
@@ -116,7 +115,14 @@ def comparison_sentences(c: dict[str, Any], x: str) -> list[str]:
         )
     same = c.get("equal_law")
     if same is not None and same["p"] >= 0.05:
-        said.append(f"The two laws as a whole cannot be told apart (p = {number(same['p'], 2)}).")
+        said.append(f"One law for both fits as well as two (p = {number(same['p'], 2)}): they cannot be told apart.")
+        return said
+    constant = c.get("constant_multiplier")
+    if p >= 0.05 and constant is not None and constant["ci95"] is not None:
+        said.append(
+            f"If the exponents are equal, {name} needs {number(constant['ratio'])}× ({interval(constant['ci95'])}) the "
+            f"{axis} of {ref} at every size."
+        )
     said.append(_crossing(c))
     return said
 
@@ -132,26 +138,44 @@ def _crossing(c: dict[str, Any]) -> str:
     return "No crossing of the two laws is established."
 
 
-def conclusions(fit: dict[str, Any]) -> list[str]:
-    """The fit in sentences, comparisons first; with few degrees of freedom the first sentence says how little it is."""
+def conclusions(fit: dict[str, Any]) -> list[tuple[str, list[str]]]:
+    """The fit in sentences under headings: what to beware of, each comparison, and the laws themselves."""
     axis = AXIS.get(fit["x"], fit["x"])
+    said = [("Beware", _caveats(fit))]
+    said += [(f"{c['group']} against {c['ref']}", comparison_sentences(c, fit["x"])) for c in fit["comparison"]]
+    said.append(("The laws", [law_sentence(name, law, axis) for name, law in fit["groups"].items()]))
+    return [(title, sentences) for title, sentences in said if sentences]
+
+
+def _caveats(fit: dict[str, Any]) -> list[str]:
     said = []
     few = [name for name, law in fit["groups"].items() if law["dof"] < _FEW]
     if few:
         said.append(
-            f"Few points: {', '.join(few)} {'has' if len(few) == 1 else 'have'} fewer than {_FEW} degrees of freedom, "
-            "so intervals are wide and rest on the noise being Gaussian; read this as a rehearsal, not as a result."
+            f"Few points: {_listed(few)} {'has' if len(few) == 1 else 'have'} fewer than {_FEW} degrees of freedom, so "
+            "intervals are wide and rest on the noise being Gaussian. Read this as a rehearsal, not as a result."
         )
-    for c in fit["comparison"]:
-        said += comparison_sentences(c, fit["x"])
-    return said + [law_sentence(name, law, axis) for name, law in fit["groups"].items()]
+    fraction = fit["conventions"]["unit"].startswith(("fraction", "percent"))
+    if fraction and max((law["y_range"][1] for law in fit["groups"].values()), default=0.0) > _CHANCE:
+        said.append(
+            f"Errors above {100 * _CHANCE:.0f} % are near chance, where every law bends: the exponents describe these "
+            "sizes only."
+        )
+    floors = [w.get("group", "all") for w in fit["warnings"] if w["code"] == "E_not_identified"]
+    if floors:
+        said.append(f"Whether the error of {_listed(floors)} has a floor cannot be concluded from these data.")
+    return said
+
+
+def _listed(names: list[str]) -> str:
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
 
 
 def describe(fit: dict[str, Any]) -> list[str]:
     """Lines for the terminal: one per group, then comparisons, then warnings and dropped rows."""
     lines = ["SYNTHETIC data"] if fit.get("synthetic") else []
     lines += [f"{fit['y']} by {fit['x']}, form {fit['form']}, objective {fit['objective']}; {fit['conventions']['y']}"]
-    lines += conclusions(fit)
+    lines += [sentence for _, sentences in conclusions(fit) for sentence in sentences]
     lines += [
         f"warning {w['code']}{': ' + w['group'] if 'group' in w else ''}: {w['message']}" for w in fit["warnings"]
     ]

@@ -4,46 +4,13 @@ import json
 import re
 import xml.etree.ElementTree as ET
 
-import numpy as np
 import pytest
 
 from clip_linear.errors import UserError
 from clip_linear_eval.commands.fit import main as fit_main
 from clip_linear_eval.commands.report import main as report_main
 from clip_linear_eval.report import write_report
-from clip_linear_eval.results import make_row, write_rows
-
-SIZES = (31_000, 95_000, 210_000, 371_000)
-
-
-def write_sweep(folder, variants=("softmax", "mala"), sizes=SIZES, provenance="measured", noise=0.01):
-    """Rows and run folders as a finished sweep leaves them; errors follow a power law with a little noise."""
-    rng = np.random.default_rng(0)
-    rows = []
-    for variant in variants:
-        for i, size in enumerate(sizes):
-            run_id = f"mini{i}+{variant}-s0"
-            run = folder / "runs" / run_id
-            run.mkdir(parents=True)
-            steps = [
-                {"step": s, "samples_seen": 128 * s, "loss": 4.8 * s**-0.1, "samples_per_s": 500.0 - 90 * i, "lr": 1e-3}
-                for s in range(1, 41)
-            ]
-            (run / "metrics.jsonl").write_text("".join(json.dumps(s) + "\n" for s in steps))
-            (run / "config.toml").write_text(f'model = "mini{i}+{variant}"\n')
-            (run / "env.json").write_text(
-                json.dumps({"commit": "c0ffee", "versions": {"torch": "2.6"}, "cpu": "a CPU"})
-            )
-            (run / "done.json").write_text("{}")
-            shared = {
-                "study": "made up", "run_id": run_id, "model": f"mini{i}+{variant}", "image_variant": variant,
-                "n_params_vision": size, "samples_seen": 5120, "seed": 0, "provenance": provenance, "device": "a CPU",
-            }  # fmt: skip
-            for dataset in ("objects", "flags"):
-                error = 2.2 * size**-0.085 * float(np.exp(noise * rng.standard_normal()))
-                rows.append(make_row(**shared, dataset=dataset, metric="top1", value=1 - error, unit="fraction", n=900))
-    write_rows(folder / "rows.csv", rows)
-    return folder
+from tests.eval.report_sweep import SIZES, write_sweep
 
 
 def fit(folder):
@@ -67,7 +34,7 @@ def test_a_sweep_becomes_one_page(tmp_path, capsys):
     for target in re.findall(r"url\(#([^)]+)\)", html) + re.findall(r'href="#([^"]+)"', html):
         assert target in ids
     assert "top1 on objects" in html and "top1 on flags" in html
-    for name in ("law0", "multiplier", "residuals", "forest", "loss", "speed"):
+    for name in ("law", "multiplier", "residuals", "forest", "loss", "speed"):
         assert f'id="figure-{name}"' in html
     law = json.loads((tmp_path / "fit.json").read_text())["groups"]["mala"]
     markdown = (tmp_path / "report.md").read_text()
@@ -100,7 +67,7 @@ def test_few_sizes_conclude_nothing(tmp_path, sizes):
 def test_rows_alone_and_other_tables(tmp_path):
     write_sweep(tmp_path / "sweep")
     html = write_report(tmp_path / "sweep/rows.csv", out=tmp_path / "out").read_text()
-    assert (tmp_path / "out/report.md").is_file() and 'id="figure-law0"' in html
+    assert (tmp_path / "out/report.md").is_file() and 'id="figure-law"' in html
     (tmp_path / "other.csv").write_text("a,b\n1,<b>x</b>\n")
     html = write_report(tmp_path / "other.csv").read_text()
     assert "&lt;b&gt;x" in html and "Nothing can be concluded" in html
