@@ -1,4 +1,4 @@
-"""How good a fit is: information criteria, leave-one-out error, lack of fit, and the one point that does not belong."""
+"""How good a fit is: information criteria, leave-one-out error, lack of fit, and points far off the law."""
 
 from __future__ import annotations
 

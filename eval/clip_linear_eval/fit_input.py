@@ -211,17 +211,18 @@ def _pairs(table: pd.DataFrame, columns: Columns) -> dict[int, str]:
     """Rows of different groups with the same key are counterparts: same base model (else x), samples seen and seed."""
     if "seed" not in table.columns or columns.group is None:
         return {}
-    size = next((c for c in ("arch", "model") if c in table.columns and c != columns.group), columns.x)
-    parts = [table[size].astype(str).str.split("+").str[0], table["seed"].astype(str)]
-    parts += [table["samples_seen"].astype(str)] if "samples_seen" in table.columns else []
-    return dict(zip(table["_row"].tolist(), ("|".join(key) for key in zip(*parts))))
+    named = [c for c in ("arch", "model") if c in table.columns and table[c].notna().all() and c != columns.group]
+    sizes = [str(v).split("+")[0] for v in table[named[0] if named else columns.x]]
+    seen = table["samples_seen"] if "samples_seen" in table.columns else [""] * len(table)
+    return dict(zip(table["_row"].tolist(), (f"{a}|{b}|{c}" for a, b, c in zip(sizes, table["seed"], seen))))
 
 
 def _unfinished(table: pd.DataFrame) -> tuple[pd.DataFrame, list[Dropped]]:
     if "status" not in table.columns:
         return table, []
-    bad = ~table["status"].fillna("").astype(str).str.lower().isin(_FINISHED)
-    dropped = [Dropped(int(r), f"status {s}") for r, s in zip(table["_row"][bad], table["status"][bad])]
+    states = ["" if s is None or s != s else str(s) for s in table["status"]]
+    bad = np.array([s.strip().lower() not in _FINISHED for s in states], dtype=bool)
+    dropped = [Dropped(int(r), f"status {s}") for r, s, b in zip(table["_row"], states, bad) if b]
     return table[~bad], dropped
 
 

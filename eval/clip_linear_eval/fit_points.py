@@ -74,6 +74,7 @@ def prediction(law: Law, x: float, x2: float | None = None) -> dict[str, Any]:
     inside = law.x_range[0] <= x <= law.x_range[1]
     return {
         "x": float(x),
+        "x2": None if x2 is None else float(x2),
         "y": float(law.predict(x, x2)[0]),
         "ci95": ends[0],
         "pi95": ends[1],
@@ -103,8 +104,16 @@ def _without(problem: Problem, outliers: tuple[int, ...]) -> dict[str, Any] | No
         return None
     again = Problem(problem.form, problem.points.take(kept), problem.objective, problem.delta)
     law = solve(again)
-    at = [[float(problem.points.x[i]), float(problem.points.y[i])] for i in outliers]
-    return {**problem.form.natural(law.theta), "n": int(kept.sum()), "left_out": at}
+    rows = problem.points.row
+    left_out = [
+        {
+            "x": float(problem.points.x[i]),
+            "y": float(problem.points.y[i]),
+            "row": None if rows is None else int(rows[i]),
+        }
+        for i in outliers
+    ]
+    return {**problem.form.natural(law.theta), "n": int(kept.sum()), "left_out": left_out}
 
 
 def _doubts(law: Law, points: Points, outliers: tuple[int, ...]) -> list[Caution]:
@@ -117,7 +126,7 @@ def _doubts(law: Law, points: Points, outliers: tuple[int, ...]) -> list[Caution
         )
     if outliers:
         at = ", ".join(f"{points.x[i]:.4g}" for i in outliers)
-        said.append(Caution("outlier", f"the point at x = {at} does not belong to the law; see without_outlier"))
+        said.append(Caution("outlier", f"{len(outliers)} point(s) far off the law, at x = {at}; see the fit without"))
     floor = law.params.get("E")
     if floor is not None and (law.identified["E"] is False or floor == 0):
         top = None if law.ci95 is None or "E" not in law.ci95 else law.ci95["E"][1]

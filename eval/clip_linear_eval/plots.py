@@ -127,18 +127,18 @@ def _attribute(text: str) -> str:
 
 
 def ticks(low: float, high: float, most: int = 6) -> np.ndarray:
-    """Round positions for a log axis: 1-2-5 steps where they are enough, else evenly spaced round numbers."""
+    """Round positions for a log axis: whole decades or 1-2-5 steps where they are enough, else finer round numbers."""
     from matplotlib.ticker import MaxNLocator
 
-    steps = np.array([m * 10.0**e for e in range(-15, 25) for m in (1, 2, 5)])
-    inside = steps[(steps >= low * 0.999) & (steps <= high * 1.001)]
-    if len(inside) > most:
-        tens = inside[np.isclose(np.log10(inside) % 1, 0) | np.isclose(np.log10(inside) % 1, 1)]
-        return tens[:: max(1, -(-len(tens) // most))]
-    if len(inside) >= 3:
-        return inside
-    even = np.asarray(MaxNLocator(most).tick_values(low, high))
-    return even[(even >= low * 0.999) & (even <= high * 1.001)]
+    for steps in ((1,), (1, 2, 5), (1, 1.5, 2, 3, 4, 5, 6, 8)):
+        at = np.array([m * 10.0**e for e in range(-15, 25) for m in steps])
+        at = at[(at >= low * 0.999) & (at <= high * 1.001)]
+        if len(at) > most:
+            return at[:: -(-len(at) // most)]
+        if len(at) >= 3:
+            return at
+    at = np.asarray(MaxNLocator(most).tick_values(low, high))
+    return at[(at >= low * 0.999) & (at <= high * 1.001)]
 
 
 def log_axis(axes: Axes, which: str, low: float, high: float, text: Callable[[float], str]) -> None:

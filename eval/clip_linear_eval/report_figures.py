@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from clip_linear_eval import plots_evidence, plots_laws, plots_runs
 from clip_linear_eval.fit import Options, held_out
-from clip_linear_eval.fit_input import Columns
 from clip_linear_eval.fit_screen import FitRefused
+from clip_linear_eval.fit_table import fit_table
 from clip_linear_eval.laws import get_form
 from clip_linear_eval.laws_published import Published, matching
 from clip_linear_eval.plots import Style
@@ -33,7 +33,7 @@ def all_figures(fits: Sequence[Fitted], runs: Sequence[Run], table: Any, style: 
     found: list[Figure] = []
     if fits:
         found += [f for f in (_law(fits[0], style, "law"), *_evidence(fits[0], style), _forest(fits, style)) if f]
-        found += _frontiers(fits[0], table, style)
+        found += _frontiers(fits[0], table, style) + _grid(fits[0], table, style)
     found += _of_runs(runs, style)
     return found + [f for i, fit in enumerate(fits[1:], 1) if (f := _law(fit, style, f"law{i}", aside=True))]
 
@@ -48,8 +48,11 @@ def published_laws(fitted: Fitted) -> list[Published]:
 
 
 def _law(fitted: Fitted, style: Mapping[str, Style], name: str, aside: bool = False) -> Figure | None:
-    if not fitted.points or fitted.columns.x2 is not None:
+    if not fitted.points:
         return None
+    if fitted.columns.x2 is not None:  # two factors: no single curve to draw
+        svg = plots_laws.residual_figure(fitted.points, fitted.laws, style, x=fitted.columns.x)
+        return Figure(name, svg, f"{fitted.title}: deviation of the points from {fitted.columns.y} of the joint law.")
     if fitted.columns.budget is not None:
         return _isoflop(fitted, style, name)
     svg = plots_laws.law_figure(
@@ -130,7 +133,7 @@ def _forest(fits: Sequence[Fitted], style: Mapping[str, Style]) -> Figure | None
 def _frontiers(fitted: Fitted, table: Any, style: Mapping[str, Style]) -> list[Figure]:
     found = []
     for cost in _COSTS:
-        columns = Columns(**{**fitted.columns.__dict__, "x": cost, "x2": None, "budget": None, "sigma": None})
+        columns = replace(fitted.columns, x=cost, x2=None, budget=None, sigma=None)
         if cost not in table.columns or table[cost].notna().sum() < 2:
             continue
         try:
@@ -141,6 +144,28 @@ def _frontiers(fitted: Fitted, table: Any, style: Mapping[str, Style]) -> list[F
         if svg is not None:
             found.append(Figure(f"frontier-{cost}", svg, "Every run; the steps are the lowest error reached by then."))
     return found
+
+
+def _grid(fitted: Fitted, table: Any, style: Mapping[str, Style]) -> list[Figure]:
+    """IsoFLOP curves where sizes and samples form a grid with shared budgets."""
+    if fitted.columns.budget is not None or not {"samples_seen", "gmacs_total", "n_params_vision"} <= set(
+        table.columns
+    ):
+        return []
+    if table["samples_seen"].nunique() < 2:
+        return []
+    columns = replace(fitted.columns, x="n_params_vision", x2=None, budget="gmacs_total", sigma=None)
+    found: list[Figure | None] = []
+    try:
+        fits = fit_table(table, columns, Options(form="isoflop"))
+        points = points_of(table, columns)
+    except FitRefused:  # the budgets have no minimum inside: no grid
+        return []
+    again = replace(fitted, columns=columns, json=fits.json, points=points)
+    for group in fits.json["groups"]:
+        one = replace(again, points={group: points[group]})
+        found.append(_isoflop(one, style, f"isoflop-{len(found)}"))
+    return [f for f in found if f is not None]
 
 
 def _of_runs(runs: Sequence[Run], style: Mapping[str, Style]) -> list[Figure]:

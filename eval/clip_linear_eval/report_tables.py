@@ -47,13 +47,14 @@ def laws_sheet(fits: Sequence[Fitted]) -> Sheet:
     for fitted in fits:
         for name, law in (fitted.json or {"groups": {}})["groups"].items():
             ci, floor = law["ci95"] or {}, law["params"].get("E")
+            exponent = "a" if law["form"] == "isoflop" else "alpha"
             rows.append(
                 [
                     cell(fitted.title),
                     cell(name),
                     cell(law_text(law)),
-                    cell(law["params"]["alpha"], number(law["params"]["alpha"])),
-                    cell(interval(ci.get("alpha"))),
+                    cell(law["params"][exponent], number(law["params"][exponent])),
+                    cell(interval(ci.get(exponent))),
                     cell(floor, number(floor) if floor is not None else None),
                     cell(interval(ci.get("E")) if floor is not None else None),
                     cell(law["sigma"], number(law["sigma"]) if law["sigma"] is not None else None),

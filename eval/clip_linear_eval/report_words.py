@@ -56,20 +56,51 @@ def law_sentence(name: str, law: dict[str, Any], x: str = "size", y: str = "y") 
         grows = f"the best {x} grows as {number(iso['coef'])} C^{number(iso['a'])}"
         return f"{name}: {grows} ({ends}; {iso['n_used']} budgets; {iso['bias']})."
     alpha = law["params"]["alpha"]
-    half = 1 - 2**-alpha
-    fall = (
-        f"doubling {x} takes {100 * half:.1f} % off"
-        if "E" not in law["params"] or law["params"]["E"] == 0
-        else "above its floor"
-    )
     head = f"{name}: exponent α = {number(alpha)}"
-    if law["ci95"] is None:
+    if law["ci95"] is None or "alpha" not in law["ci95"]:
         return (
-            f"{head}, from {law['n']} points without an interval ({law_text(law)}); nothing can be concluded from it."
+            f"{head} from {law['n']} points, without an interval: nothing can be concluded from it ({law_text(law)})."
         )
     lo, hi = law["ci95"]["alpha"]
-    sure = "" if (lo or 0) > 0 or alpha < 0 else "; the interval includes 0, so no fall with size is shown"
-    return f"{head} (95 % {interval((lo, hi))}; n = {law['n']}; {fall}; {law_text(law)}){sure}."
+    of_what = " of what lies above the floor" if law["params"].get("E") else ""
+    parts = [f"95 % {interval((lo, hi))}", f"n = {law['n']}"]
+    parts += [f"doubling {x} takes {100 * (1 - 2**-alpha):.1f} % off{of_what}"] if alpha > 0 else []
+    if "E" in law["params"]:
+        parts.append(f"floor {number(law['params']['E'])} (95 % {interval(law['ci95'].get('E'))})")
+    if "beta" in law["params"]:
+        parts.append(f"β = {number(law['params']['beta'])} (95 % {interval(law['ci95'].get('beta'))})")
+    sure = "; the interval includes 0, so no fall with size is shown" if (lo is None or lo <= 0) and alpha >= 0 else ""
+    return f"{head} ({'; '.join(parts)}; {law_text(law)}){sure}."
+
+
+def further_sentences(name: str, law: dict[str, Any], y: str) -> list[str]:
+    """Predictions, the hold-out and the bootstrap of one group, where they were asked for."""
+    said = []
+    for p in law.get("predictions") or []:
+        beyond = ", beyond the data" if p["extrapolated"] else ""
+        said.append(
+            f"{name}: {y} at {number(p['x'])} would be {number(p['y'])} (law {interval(p['ci95'])}, a new run "
+            f"{interval(p['pi95'])}{beyond})."
+        )
+    held = law.get("hold_out")
+    if held:
+        inside = sum(bool(p["inside"]) for p in held["points"])
+        said.append(
+            f"{name}: the {held['largest']} largest sizes, predicted from the rest, are off by "
+            f"{100 * held['rms_log']:.1f} % (root mean square); {inside} of {len(held['points'])} points lie inside "
+            "their 95 % intervals."
+        )
+    without = law.get("without_outlier")
+    if without:
+        rows = ", ".join(f"row {p['row']}" if p["row"] else f"x = {number(p['x'])}" for p in without["left_out"])
+        said.append(f"{name}: without {rows} the exponent would be {number(without['alpha'])}.")
+    boot = law.get("bootstrap")
+    if boot and "ci95" in boot:
+        ends = boot["ci95"].get("alpha")
+        said.append(f"{name}: bootstrap of {boot['draws']} draws (seed {boot['seed']}): α {interval(ends)}.")
+    elif boot:
+        said.append(f"{name}: too few of the {boot['draws']} bootstrap draws could be fitted to say anything.")
+    return said
 
 
 def comparison_sentences(c: dict[str, Any], x: str) -> list[str]:
@@ -143,7 +174,12 @@ def conclusions(fit: dict[str, Any]) -> list[tuple[str, list[str]]]:
     axis = AXIS.get(fit["x"], fit["x"])
     said = [("Beware", _caveats(fit))]
     said += [(f"{c['group']} against {c['ref']}", comparison_sentences(c, fit["x"])) for c in fit["comparison"]]
-    said.append(("The laws", [law_sentence(name, law, axis) for name, law in fit["groups"].items()]))
+    laws = fit["groups"].items()
+    said.append(("The laws", [law_sentence(name, law, axis) for name, law in laws]))
+    said.append(("Tests", [sentence for name, law in laws for sentence in further_sentences(name, law, fit["y"])]))
+    if fit.get("selection"):
+        chosen = fit["selection"]
+        said.append(("Form", [f"Chosen: {chosen['chosen']}, by {chosen['decided_by']}."]))
     return [(title, sentences) for title, sentences in said if sentences]
 
 

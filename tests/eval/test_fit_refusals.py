@@ -148,6 +148,15 @@ def test_diverged_runs_are_left_out(fit):
     assert found["groups"]["all"]["n"] == 7
 
 
+def test_empty_columns_do_no_harm(fit):
+    empty = {
+        c: [""] * 9 for c in ("status", "unit", "run_id", "metric", "dataset", "value", "seed", "model", "provenance")
+    }
+    status, found = fit("--group", "v", "--bootstrap", "10", x=SIZES, y=ERRORS, v=["a"] * 9, **empty)
+    assert status == 0 and codes(found) == set() and found["groups"]["a"]["n"] == 9
+    assert found["groups"]["a"]["bootstrap"]["clusters"] == 9
+
+
 def test_where_selects_and_says_what_there_is(fit, tmp_path):
     kind = ["a"] * 5 + ["b"] * 4
     assert fit("--where", "kind=a", x=SIZES, y=ERRORS, kind=kind)[1]["groups"]["all"]["n"] == 5
