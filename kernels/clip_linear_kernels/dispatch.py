@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import functools
+import importlib.util
 import logging
 import os
+from typing import Any
 
 import torch
 
@@ -13,18 +16,19 @@ from clip_linear_kernels.call import Backend, Form, Inputs
 logger = logging.getLogger(__name__)
 
 BACKENDS = {
-    "reference": "the N×M matrix written out, in float64: slow, for comparison",
+    "triton": "fused kernels for CUDA and ROCm devices",
     "eager": "torch operators, forward and backward written out; any device and dtype",
     "compile": "torch.compile of the plain form",
+    "reference": "the N×M weight matrix written out, in float64: slow, for comparison",
 }
 _forced: str | None = None
-_warned: set[str] = set()
 
 
 def set_backend(name: str | None) -> None:
     """Serve every following call of this process with one backend; None gives the choice back to the package.
 
-    Raises ValueError for a name that is not in BACKENDS.
+    A call that the backend cannot serve goes to "eager", with one warning a reason. Raises ValueError for a name that
+    is not in BACKENDS.
     """
     global _forced
     if name is not None and name not in BACKENDS:
@@ -37,16 +41,25 @@ def forced() -> str | None:
     return _forced
 
 
-def choose(x: Inputs, form: Form) -> tuple[str, str]:
-    """(backend, reason) for a call."""
-    if _forced is not None:
-        return _forced, "asked for"
-    return "eager", "the default"
-
-
 def backend(x: Inputs, form: Form) -> Backend:
     """The module that serves a call."""
-    return lean
+    return choose(x, form)[1]
+
+
+def choose(x: Inputs, form: Form) -> tuple[str, Any, str]:
+    """(backend, its module, why) for a call."""
+    device = x.v.device.type
+    if _forced == "eager":
+        return "eager", lean, "asked for"
+    if torch._C._len_torch_dispatch_stack() > 0:
+        return "eager", lean, "a dispatch mode (FLOP counter, fake tensors) wants to see torch operators"
+    if device == "cuda" or _forced == "triton":
+        module, reason = _triton(device)
+        reason = reason if module is None else module.unsupported(x, form)
+        if reason is None:
+            return "triton", module, "asked for" if _forced else "a CUDA or ROCm device"
+        return "eager", lean, _say("triton", reason)
+    return "eager", lean, f"no kernel for {device}"
 
 
 def whole_form() -> str | None:
@@ -55,8 +68,35 @@ def whole_form() -> str | None:
 
 
 def traced_as_operator(device: str, dtype: torch.dtype) -> bool:
-    """Whether ``torch.compile`` should see the opaque operator instead of the plain form."""
-    return device == "cuda"
+    """Whether ``torch.compile`` should see the opaque operator instead of the plain form, which Inductor fuses."""
+    return (
+        device == "cuda" and dtype != torch.float64 and _forced in (None, "triton") and _triton(device)[0] is not None
+    )
+
+
+def available_backends() -> dict[str, str]:
+    """Backend -> "ready", or why it cannot be used here and what to do."""
+    found = dict.fromkeys(BACKENDS, "ready")
+    found["triton"] = _triton("cuda" if torch.cuda.is_available() else "cpu")[1] or "ready"
+    return found
+
+
+@functools.cache
+def _triton(device: str) -> tuple[Any, str | None]:
+    if importlib.util.find_spec("triton") is None:
+        return None, "Triton is not installed: pip install triton"
+    if device != "cuda" and os.environ.get("TRITON_INTERPRET") != "1":
+        return None, "no CUDA or ROCm device"
+    from clip_linear_kernels.gpu import launch
+
+    return launch, None
+
+
+@functools.cache
+def _say(asked: str, reason: str) -> str:
+    # Once a reason: a model makes thousands of such calls.
+    logger.warning("clip_linear: the %s backend does not serve such a call (%s); torch operators do", asked, reason)
+    return reason
 
 
 # What torch.compiler.assume_constant_result does, without its import of torch._dynamo (155 MB, seconds).
