@@ -32,7 +32,7 @@ class Bench:
         """Run ``clip-linear launch``; returns its output. The exit code must be ``code``."""
         command = [sys.executable, "-m", "clip_linear", "launch", action, str(self.toml), *map(str, args)]
         env = os.environ | {"PATH": f"{path}:{os.environ['PATH']}" if path else os.environ["PATH"]}
-        done = subprocess.run(command, capture_output=True, text=True, cwd=self.folder, timeout=120, env=env)
+        done = subprocess.run(command, capture_output=True, text=True, cwd=self.folder, timeout=200, env=env)
         assert done.returncode == code, done.stdout + done.stderr
         assert "Traceback" not in done.stderr, done.stderr
         return done.stdout + done.stderr
@@ -46,7 +46,7 @@ class Bench:
         return json.loads(self.launch("status", "--json"))
 
     def runs(self):
-        return sorted((self.sweep / "runs").iterdir())
+        return sorted((self.sweep / "runs").iterdir()) if (self.sweep / "runs").exists() else []
 
     def run_dir(self):
         (only,) = self.runs()
@@ -57,12 +57,24 @@ class Bench:
 
         return rundir.attempts(run_dir or self.run_dir())
 
-    def until(self, true, what, timeout_s=30, every_s=0.02):
+    def until(self, true, what, timeout_s=120, every_s=0.02):
         """Wait for a condition, watching closely; fails loudly."""
         deadline = time.monotonic() + timeout_s
         while not true():
             assert time.monotonic() < deadline, f"waited {timeout_s} s for {what}"
             time.sleep(every_s)
+
+    def release(self):
+        """Let runs that hold go on."""
+        for run_dir in self.runs():
+            (run_dir / "go").touch()
+
+    def hold(self, step, runs=1):
+        """Wait until so many runs hold at a step."""
+        self.until(
+            lambda: self.sweep.exists() and sum(self.step(d) == step for d in self.runs()) == runs,
+            f"{runs} at step {step}",
+        )
 
     def step(self, run_dir):
         from clip_linear_launch import rundir

@@ -2,7 +2,7 @@
 
 It takes the train flags, counts --samples / --batch-size steps, keeps the count in a checkpoint, and obeys signals as
 the trainer does (USR2: save, exit 75; TERM: save, exit 143; a second one: end at once). The words of --name say how
-it behaves: ``step_s=0.05,fail_at=3`` and so on.
+it behaves: ``step_s=0.05,fail_at=3`` and so on; ``hold_at=3`` waits at step 3 for a file ``go``.
 """
 
 import json
@@ -59,6 +59,8 @@ def main() -> int:
     beat("RUNNING")
     while step < steps:
         time.sleep(float(how.get("step_s", 0.0)))
+        while step == int(how.get("hold_at", -1)) and not (run_dir / "go").exists() and not asked:
+            time.sleep(0.01)
         if asked and how.get("deaf") != "1":
             beat("STOPPING")
             save()

@@ -65,7 +65,7 @@ class Cluster(Bench):
         return folder
 
     def end(self):
-        jobs = [j for d in self.runs() if (j := self.submitted(d).get("job"))] if self.sweep.exists() else []
+        jobs = [j for d in self.runs() if (j := self.submitted(d).get("job"))]
         if jobs:
             subprocess.run(["scancel", *jobs], capture_output=True, timeout=60)
 
