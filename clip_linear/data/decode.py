@@ -112,18 +112,20 @@ def _orientation(image: Image) -> int:
 
 
 def _turn(image: Image, orientation: int) -> Image:
+    if not 2 <= orientation <= 8:
+        return image
     from PIL.Image import Transpose
 
-    how = {
-        2: Transpose.FLIP_LEFT_RIGHT,
-        3: Transpose.ROTATE_180,
-        4: Transpose.FLIP_TOP_BOTTOM,
-        5: Transpose.TRANSPOSE,
-        6: Transpose.ROTATE_270,
-        7: Transpose.TRANSVERSE,
-        8: Transpose.ROTATE_90,
-    }.get(orientation)
-    return image if how is None else image.transpose(how)
+    how = (
+        Transpose.FLIP_LEFT_RIGHT,
+        Transpose.ROTATE_180,
+        Transpose.FLIP_TOP_BOTTOM,
+        Transpose.TRANSPOSE,
+        Transpose.ROTATE_270,
+        Transpose.TRANSVERSE,
+        Transpose.ROTATE_90,
+    )
+    return image.transpose(how[orientation - 2])
 
 
 def _to_rgb(image: Image) -> Image:

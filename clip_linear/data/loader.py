@@ -150,6 +150,9 @@ class TrainLoader:
                 if isinstance(item, Failure):
                     raise UserError(item.text) if item.is_users else RunError(item.text)
                 yield self._receive(item)
+
+    def close(self) -> None:
+        """Tell the counts. (The worker processes end with the iterator.)"""
         self.log.close(self.faults, self.delivered)
 
     def _receive(self, item: Item) -> Batch:

@@ -49,7 +49,7 @@ class StreamPlan:
 
 @dataclass(frozen=True)
 class Prepared:
-    """One pair, transformed (uint8 [H, W, 3] where the last steps are done for the whole batch, else a tensor)."""
+    """One pair, transformed (uint8 [H, W, 3] where the last steps are done with the batch, else a tensor)."""
 
     image: Any
     caption: str

@@ -30,14 +30,14 @@ class Prepare:
         self.max_pixels = config.max_image_pixels
         self.max_aspect = config.max_aspect
         self.at_least = 2 * target_side(preprocess) if config.draft else 0
-        self.single, self.normalize = split_transform(preprocess)
+        self.single, self.tables = split_transform(preprocess)
 
     def __call__(self, pair: Encoded, key: str) -> Prepared:
         """Decode and transform; the random draws of the transform are a function of ``key``. Raises BadImageError."""
         image = decode_image(pair.image, max_pixels=self.max_pixels, max_aspect=self.max_aspect, at_least=self.at_least)
         seed_all(draw(key, "transform"))
         result = self.single(image)
-        if self.normalize is not None:
+        if self.tables is not None:
             result = np.asarray(result)
         return Prepared(result, pair.caption(key))
 
@@ -48,27 +48,32 @@ class Prepare:
         if isinstance(cache, dict) and len(cache) > _MAX_CACHED_WORDS:
             for word in list(cache)[_MAX_CACHED_WORDS // 2 :]:  # the special tokens stand first and stay
                 del cache[word]
-        if self.normalize is None:
+        if self.tables is None:
             return torch.stack([p.image for p in pairs]), texts
-        mean, std = self.normalize
-        pixels = torch.from_numpy(np.stack([p.image for p in pairs])).permute(0, 3, 1, 2)  # [B, 3, H, W]
-        images = pixels.to(torch.float32, memory_format=torch.contiguous_format).div_(255)
-        return images.sub_(mean).div_(std), texts
+        height, width = pairs[0].image.shape[:2]
+        images = np.empty((len(pairs), 3, height, width), np.float32)
+        for image, pair in zip(images, pairs):
+            for channel, table in enumerate(self.tables):
+                np.take(table, pair.image[:, :, channel], out=image[channel], mode="clip")  # clip: no buffered copy
+        return torch.from_numpy(images), texts
 
 
-def split_transform(preprocess: Any) -> tuple[Any, tuple[Tensor, Tensor] | None]:
-    """Part a transform that ends with ToTensor and Normalize, so that these two run once for the whole batch."""
+def split_transform(preprocess: Any) -> tuple[Any, list[np.ndarray] | None]:
+    """Take ToTensor and Normalize off the end of a transform: of 256 pixel values they make 256 numbers a channel.
+
+    Returns the rest and one table [256] float32 for each channel, or the transform as it is and None.
+    """
     steps = list(getattr(preprocess, "transforms", ()))
     if type(preprocess) is not transforms.Compose or len(steps) < 3:
         return preprocess, None
     to_tensor, normalize = steps[-2:]
     if not isinstance(to_tensor, transforms.ToTensor) or not isinstance(normalize, transforms.Normalize):
         return preprocess, None
-    mean = torch.as_tensor(normalize.mean, dtype=torch.float32).view(1, -1, 1, 1)
-    std = torch.as_tensor(normalize.std, dtype=torch.float32).view(1, -1, 1, 1)
-    if mean.shape[1] != 3 or std.shape[1] != 3:
+    if len(normalize.mean) != 3 or len(normalize.std) != 3:
         return preprocess, None
-    return transforms.Compose(steps[:-2]), (mean, std)
+    every = np.arange(256, dtype=np.uint8).reshape(16, 16, 1).repeat(3, axis=2)  # [16, 16, 3]
+    tables = normalize(transforms.ToTensor()(every)).reshape(3, 256).numpy()
+    return transforms.Compose(steps[:-2]), list(np.ascontiguousarray(tables))
 
 
 def target_side(preprocess: Any) -> int:

@@ -67,7 +67,7 @@ def too_slow(timeout_s: float) -> str:
     """The sentence for a batch that did not come."""
     return (
         f"no batch for {timeout_s:g} s: reading the shards hangs or is too slow; the stacks are above; look at the "
-        "file system or the server, or raise --data-timeout"
+        "file system or the server, or raise --data-timeout-s"
     )
 
 

@@ -166,7 +166,7 @@ def _add_ours(parser: argparse.ArgumentParser) -> None:
     add("--caption-key", "Field of the caption in each sample (default: what the shards hold).")
     add("--filter", "Condition on a sample's JSON, e.g. similarity>=0.3; may be repeated.", action="append", default=[])
     add("--max-image-pixels", "Skip larger images.", type=count)
-    add("--max-aspect", "Skip longer or wider images than this ratio.", type=float)
+    add("--max-aspect", "Cut longer or wider images than this ratio to their centre.", type=float)
     add("--shuffle-buffer-mib", "Shuffle buffer of each worker, in MiB of raw samples.", type=float)
     add("--max-fault-rate", "Stop when more than this share of the samples is bad.", type=float)
     add("--data-timeout-s", "Seconds without a batch before the reader is declared stuck.", type=float)

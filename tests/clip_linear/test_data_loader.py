@@ -65,12 +65,14 @@ def loader(data, batches=30, batch_size=8, *, world_size=1, rank=0, state=None, 
 def run(data, stop=None, **options):
     """Batches as (numbers, digest of the pixels), and the state after the last."""
     found, state = [], None
-    for batch in loader(data, **options):
+    one = loader(data, **options)
+    for batch in one:
         digest = hashlib.sha1(batch.images.numpy().tobytes()).hexdigest()
         found.append((tuple(batch.texts[:, 0].tolist()), digest))
         state = batch.state
         if stop is not None and options.get("step", 0) + len(found) == stop:
             break
+    one.close()
     return found, state
 
 
