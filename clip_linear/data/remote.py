@@ -85,7 +85,7 @@ def _fetch_http(url: str, target: BinaryIO, timeout_s: float) -> None:
     with response:
         skip = had if had and response.status == 200 else 0  # a server without ranges begins again
         left = response.length
-        while chunk := response.read(_COPY_BYTES):
+        while chunk := response.read1(_COPY_BYTES):  # unlike read, it keeps what came before a reset
             if left is not None:
                 left -= len(chunk)
             dropped = min(skip, len(chunk))
