@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import functools
-import inspect
 import io
 import json
 import logging
@@ -149,25 +147,19 @@ def read_theirs(data: str, transform: Any, tokenizer: Any, workers: int, args: a
         world_size=1,
         batch_size=args.batch_size,
     )
-    with peer() as training_data:
-        info = training_data.get_wds_dataset(settings, transform, True, tokenizer=tokenizer)
-        for images, _ in info.dataloader:
-            yield len(images)
+    info = get_wds_dataset(settings, transform, True, tokenizer)
+    for images, _ in info.dataloader:
+        yield len(images)
 
 
-class peer:
-    """OpenCLIP's data module, working with newer webdataset too (which marks the end of a shard by an empty dict)."""
+def get_wds_dataset(settings: Any, transform: Any, is_train: bool, tokenizer: Any) -> Any:
+    """OpenCLIP's pipeline, mended for newer webdataset as our second door does it."""
+    from open_clip_train import data
 
-    def __enter__(self) -> Any:
-        import open_clip_train.data as module
+    from clip_linear.compat import no_end_of_shard_marker
 
-        self.module, self.expander = module, module.tar_file_expander
-        if "eof_value" in inspect.signature(self.expander).parameters:
-            module.tar_file_expander = functools.partial(self.expander, eof_value=None)
-        return module
-
-    def __exit__(self, *_: object) -> None:
-        self.module.tar_file_expander = self.expander
+    no_end_of_shard_marker()
+    return data.get_wds_dataset(settings, transform, is_train, tokenizer=tokenizer)
 
 
 def check_equal(data: str, transform: Any, tokenizer: Any) -> int:
@@ -179,8 +171,7 @@ def check_equal(data: str, transform: Any, tokenizer: Any) -> int:
     settings = types.SimpleNamespace(
         val_data="::".join(expand(data)), val_num_samples=None, workers=0, batch_size=32, seed=0, world_size=1
     )
-    with peer() as training_data:
-        batches = list(training_data.get_wds_dataset(settings, transform, False, tokenizer=tokenizer).dataloader)
+    batches = list(get_wds_dataset(settings, transform, False, tokenizer).dataloader)
     theirs: dict[bytes, list[Any]] = {}
     for images, texts in batches:
         for image, text in zip(images, texts):
