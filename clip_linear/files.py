@@ -88,8 +88,14 @@ def write_json(path: Path | str, value: Any) -> None:
 def append_jsonl(path: Path | str, *rows: dict[str, Any]) -> None:
     """Append rows as JSON lines in one write, so that a reader sees whole lines (NaN becomes null)."""
     text = "".join(json.dumps(_finite(row), ensure_ascii=False) + "\n" for row in rows)
-    with open(path, "a", encoding="utf-8") as f:
-        f.write(text)
+    is_torn = False
+    with open(path, "a+b") as f:
+        if f.seek(0, os.SEEK_END):
+            f.seek(-1, os.SEEK_END)
+            is_torn = f.read(1) != b"\n"
+        if is_torn:
+            text = "\n" + text  # a writer was killed in the middle of a line: it must not swallow this one
+        f.write(text.encode("utf-8"))
 
 
 def read_jsonl(path: Path | str) -> list[dict[str, Any]]:

@@ -76,7 +76,7 @@ def run_check(args: argparse.Namespace) -> int:
     reports = check_shards(expand(args.shards), options, args.workers, args.resume, _progress())
     reason = over_limit(reports, args.max_fault_rate)
     summary = summarize(reports, args.captions)
-    print(json.dumps(summary, ensure_ascii=False) if args.json else _table(summary, reports))
+    print(json.dumps(summary) if args.json else _table(summary, reports))
     if reason is not None:
         sys.stderr.write(f"clip-linear data check: {reason}\n")
     return 0 if reason is None else 1
@@ -132,7 +132,7 @@ def run_write(args: argparse.Namespace) -> int:
     samples = sum(writer.sizes.values())
     result = {"shards": len(writer.sizes), "samples": samples, "faults": dict(faults), "out": str(args.out)}
     if args.json:
-        print(json.dumps(result, ensure_ascii=False))
+        print(json.dumps(result))
     else:
         print(f"{result['shards']} shards with {samples} samples in {args.out}")
         for reason, n in faults.most_common():

@@ -37,7 +37,7 @@ class Fault:
         """The fault as a row of ``data_faults.jsonl``."""
         return {
             "reason": self.reason,
-            "shard": self.shard,
+            "shard": self.shard.encode("utf-8", "backslashreplace").decode(),  # a path may hold any bytes
             "key": self.key,
             "offset": self.offset,
             "detail": self.detail,
