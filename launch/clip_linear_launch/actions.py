@@ -36,8 +36,9 @@ def due(
 
 def summary(seen: list[status.Status], due: int) -> str:
     """One line: how many runs are in which state, and how many start now."""
-    counts = ", ".join(f"{n} {state}" for state, n in Counter(s.state for s in seen).items())
-    return f"{len(seen)} runs: {counts}; {due} to start"
+    count = Counter(s.state for s in seen)
+    hint = " (`launch retry` starts failed runs again)" if count["FAILED"] and not due else ""
+    return f"{len(seen)} runs: {', '.join(f'{n} {state}' for state, n in count.items())}; {due} to start{hint}"
 
 
 def _submissions_without_a_start(folder: Path) -> int:

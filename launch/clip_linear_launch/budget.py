@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from clip_linear.errors import UserError
 from clip_linear_launch.expand import Run
@@ -57,7 +58,7 @@ def _cost(sweep: Sweep, run: Run, measured: dict[str, float]) -> Cost:
 
 
 def _measured(sweep: Sweep) -> dict[str, float]:
-    """Samples/s of one GPU by model name, from the sweep's bench rows (the newest row of a model wins)."""
+    """Samples/s of one device by model name, from the sweep's bench rows (the newest row of a model wins)."""
     if not sweep.hardware.bench_rows:
         return {}
     from clip_linear_eval.results import read_rows
@@ -65,12 +66,18 @@ def _measured(sweep: Sweep) -> dict[str, float]:
     found: dict[str, tuple[str, float]] = {}
     for name in sweep.hardware.bench_rows:
         for row in read_rows(Path(sweep.here / name)):
+            rate, date = _rate(row), str(row.get("date") or "")
             fits = sweep.hardware.name is None or sweep.hardware.name in str(row.get("device") or "")
-            if row.get("metric") == "samples_per_s" and fits and row.get("value"):
-                date = str(row.get("date") or "")
-                if date >= found.get(str(row["model"]), ("", 0.0))[0]:
-                    found[str(row["model"])] = (date, float(row["value"]))
+            if fits and rate > 0 and date >= found.get(str(row.get("model")), ("", 0.0))[0]:
+                found[str(row.get("model"))] = (date, rate)
     return {model: rate for model, (_, rate) in found.items()}
+
+
+def _rate(row: dict[str, Any]) -> float:
+    """Samples/s of one device from a bench's row, or from any row that `collect` wrote of an earlier sweep; else 0."""
+    if row.get("metric") == "samples_per_s":
+        return float(row.get("value") or 0.0)
+    return float(row.get("samples_per_sec") or 0.0) / max(1, int(row.get("gpus") or 1))
 
 
 def refuse_above_limit(sweep: Sweep, runs: list[Run], yes: bool) -> None:

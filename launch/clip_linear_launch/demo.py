@@ -42,7 +42,7 @@ def main(argv: list[str]) -> int:
         actions.clear_end(due)
         cost = {r.run_id: r.gmacs_total for r in runs}
         due.sort(key=lambda folder: -cost[folder.name])  # the longest first: none is left to run alone at the end
-        # One thread a run: such small models gain little from a second, while loading Python is half of a run's time.
+        # One thread a run: a second would stand still while Python and the data load.
         limits = dataclasses.replace(sweep.limits, max_parallel=max(1, min(available_cores(), _MOST_RUNS)))
         ended = local.Queue(due, limits, say).run()
     if ended["stopped"]:

@@ -97,7 +97,7 @@ class Hardware:
     name: str | None = None
     peak_tflops: float | None = None  # of one GPU, at the precision that is trained in
     mfu: float = 0.35  # the share of the peak that training reaches
-    bench_rows: list[str] = field(default_factory=list)  # CSV/JSONL rows with metric samples_per_s of one GPU
+    bench_rows: list[str] = field(default_factory=list)  # rows with metric samples_per_s, or an earlier sweep's
 
 
 T = TypeVar("T")

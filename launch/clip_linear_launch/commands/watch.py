@@ -10,7 +10,7 @@ from collections import Counter
 from pathlib import Path
 
 from clip_linear.errors import UserError
-from clip_linear_launch import actions, rundir
+from clip_linear_launch import actions, layout, rundir
 from clip_linear_launch.commands.tables import duration, show
 from clip_linear_launch.status import LIVE, Status, statuses
 from clip_linear_launch.sweep import load
@@ -20,13 +20,17 @@ _COLUMNS = ("run", "state", "step", "%", "samples/s", "loss", "eta", "gpu-h", "t
 
 def status(args: argparse.Namespace) -> int:
     """Print the state of every run."""
-    folder = load(args.sweep, args.root).folder
+    sweep = load(args.sweep, args.root)
+    folder = sweep.folder
+    changed = rundir.read(folder / layout.SWEEP).get("digest", sweep.digest) != sweep.digest
     while True:
         seen = statuses(folder)
         if args.json:
             print(json.dumps([s.row() for s in seen], indent=1))
         else:
             _show(seen)
+            if changed:
+                print("the sweep file has changed since; `launch run` takes the changes in")
         if args.watch is None or not any(s.state in LIVE for s in seen):
             return 0
         time.sleep(args.watch)
