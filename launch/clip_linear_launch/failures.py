@@ -47,9 +47,9 @@ def judge(run_dir: Path, code: int, asked: int | None, rank: int) -> Verdict:
     if code == 0 and (run_dir / rundir.DONE).exists():
         return Verdict("done", 0, "")
     if code in (CONTINUE, -signal.SIGUSR2):
-        return Verdict("timeout", CONTINUE, "time limit")
+        return Verdict("timeout", CONTINUE, "time limit or preemption (SIGUSR2)")
     if asked == signal.SIGUSR2 and code in (STOPPED, -signal.SIGTERM, -signal.SIGKILL):
-        return Verdict("timeout", STOPPED, "time limit; ended before it had saved")
+        return Verdict("timeout", STOPPED, "time limit or preemption; ended before it had saved")
     if code in (STOPPED, -signal.SIGTERM) or (code < 0 and asked == signal.SIGTERM):
         return Verdict("stopped", STOPPED, "stopped by SIGTERM")
     tail = log_tail(run_dir, rank)
