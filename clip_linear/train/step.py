@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from clip_linear.train.config import TrainConfig
+from clip_linear.train.statistics import still_statistics
 from clip_linear.train.world import World
 from clip_linear.train.wrap import whole
 
@@ -84,7 +85,7 @@ class Stepper:
     def _backward_many(self, pairs: list[Pair]) -> dict[str, Tensor]:
         """Features of all pairs without gradients first; then each pair again with gradients beside the others'."""
         cached: dict[str, list[Tensor]] = {}
-        with torch.no_grad(), self.autocast():
+        with torch.no_grad(), self.autocast(), still_statistics(self.inner):
             for images, texts in pairs:
                 for key, value in self.model(images, texts).items():
                     if key not in ("logit_scale", "logit_bias"):
