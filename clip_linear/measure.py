@@ -89,7 +89,8 @@ def _tower(model: Any, tower: nn.Module, run: Callable[[], Any], parameters: int
 
 
 def _state(attn: Any, x: torch.Tensor) -> int:
+    parts = x.shape[0] if x.ndim == 3 else 1  # one sample's windows, where there are any
     if not hasattr(attn, "body"):
-        return 2 * x.shape[-2] * x.shape[-1]  # softmax keeps every key and value
+        return 2 * parts * x.shape[-2] * x.shape[-1]  # softmax keeps every key and value
     site = attn.body.site
-    return int(site.num_heads * evaluate(attn.body.variant.info.state_per_head, site.sizes))
+    return int(parts * site.num_heads * evaluate(attn.body.variant.info.state_per_head, site.sizes))

@@ -12,6 +12,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from clip_linear.backbones.sizes import clip_configs
 from clip_linear.errors import UserError, unknown
 from clip_linear.registry import check_options, declaration, list_variants
 
@@ -31,8 +32,8 @@ def _config_files() -> dict[str, Path]:
 
 
 def known_models() -> list[str]:
-    """Names of OpenCLIP's built-in model configs."""
-    return list(_config_files())
+    """Names of OpenCLIP's built-in model configs, then of ours with the papers' backbones."""
+    return [*_config_files(), *clip_configs()]
 
 
 def parse_spec(spec: str | dict[str, Any], tower: str | None = None) -> dict[str, Any]:
@@ -114,9 +115,10 @@ def model_config(model: str) -> tuple[str, dict[str, Any]]:
     else:
         files = _config_files()
         key = base.replace("/", "-")
-        if key not in files:
-            raise unknown("model", base, files, "run: clip-linear list models")
-        config, name = json.loads(files[key].read_text()), model
+        ours = {} if key in files else clip_configs()
+        if key not in files and key not in ours:
+            raise unknown("model", base, known_models(), "run: clip-linear list models")
+        config, name = ours.get(key) or json.loads(files[key].read_text()), model
     return name, with_variants(config, image, text)
 
 

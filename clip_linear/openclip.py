@@ -22,6 +22,9 @@ def register() -> None:
     import open_clip
     from open_clip import coca_model, factory, model, push_to_hf_hub
 
+    from clip_linear import backbones
+    from clip_linear.backbones.sizes import clip_configs
+
     for cls in (model.CLIP, model.CustomTextCLIP, coca_model.CoCa):
         if not hasattr(cls.__init__, _DONE):
             cls.__init__ = _with_swap(cls.__init__)
@@ -30,6 +33,9 @@ def register() -> None:
         for module in (factory, open_clip, push_to_hf_hub):
             module.get_model_config = wrapped
         factory.get_pretrained_cfg = _with_base_tags(factory.get_pretrained_cfg)
+        backbones.register()
+        for name, config in clip_configs().items():
+            factory._MODEL_CONFIGS.setdefault(name, config)
 
 
 def _with_swap(original: Any) -> Any:
@@ -44,14 +50,26 @@ def _with_swap(original: Any) -> Any:
         for tower, name in TOWERS.items():
             given[name], specs[tower] = _take(given.get(name))
         if not any(specs.values()):
-            return original(self, *args, **kwargs)
+            original(self, *args, **kwargs)
+            return _fit_image_size(self)
         original(self, **given)
+        _fit_image_size(self)
         from clip_linear.towers import swap_attention
 
         swap_attention(self, **specs)
 
     setattr(__init__, _DONE, True)
     return __init__
+
+
+def _fit_image_size(model: Any) -> None:
+    """Tell our backbones the config's image size: OpenCLIP does not hand it on to timm."""
+    from clip_linear.backbones.trunk import Trunk
+
+    visual = getattr(model, "visual", None)
+    trunk = getattr(visual, "trunk", None)
+    if isinstance(trunk, Trunk) and trunk.img_size != tuple(visual.image_size):  # type: ignore[union-attr]
+        trunk.set_input_size(visual.image_size)  # type: ignore[union-attr]
 
 
 def _take(config: Any) -> tuple[Any, Any]:

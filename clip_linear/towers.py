@@ -9,7 +9,9 @@ import torch
 from torch import nn
 
 from clip_linear import marker
-from clip_linear.attention import AttentionBody, Tokens
+from clip_linear.attention import AttentionBody
+from clip_linear.backbones.swap import swap_trunk, try_body
+from clip_linear.backbones.trunk import Trunk
 from clip_linear.dress import Dress, Site
 from clip_linear.errors import UserError
 from clip_linear.hosts import HOSTS, HiddenHook
@@ -34,6 +36,10 @@ def swap_attention(
         if tower in getattr(model, "_linear_attn_specs", {}):
             raise UserError(f"the {tower} tower is swapped already; build the model anew to give it another variant")
     for tower, spec in specs.items():
+        trunk = getattr(getattr(model, "visual", model), "trunk", getattr(model, "visual", model))
+        if tower == "image" and isinstance(trunk, Trunk):
+            swap_trunk(trunk, spec)
+            continue
         _swap_blocks(*(_image_tower if tower == "image" else _text_tower)(model), spec)
     if specs:
         marker.attach(model, specs)
@@ -50,7 +56,8 @@ def _image_tower(model: Any) -> tuple[Any, nn.Module, Layout, int]:
         prefix, grid = getattr(trunk, "num_prefix_tokens", 0), trunk.patch_embed.grid_size
         return trunk, trunk.blocks, Layout(trunk.patch_embed, prefix=prefix), prefix + grid[0] * grid[1]
     raise UserError(
-        f"image tower {type(trunk).__name__} cannot be swapped; supported: OpenCLIP's VisionTransformer and timm ViTs"
+        f"image tower {type(trunk).__name__} cannot be swapped; supported: OpenCLIP's VisionTransformer, timm ViTs "
+        "and our backbones (clip-linear list backbones)"
     )
 
 
@@ -66,7 +73,7 @@ def attention_blocks(tower: nn.Module) -> Iterator[tuple[nn.Module, Any]]:
     """(block, attention) of every self-attention block, in order; poolers and cross-attention are not blocks."""
     for block in tower.modules():
         attn = getattr(block, "attn", None)
-        self_attention = hasattr(block, "mlp") and not hasattr(block, "ln_1_kv")
+        self_attention = (hasattr(block, "mlp") or hasattr(block, "ffn")) and not hasattr(block, "ln_1_kv")
         if isinstance(attn, nn.Module) and self_attention:
             yield block, attn
 
@@ -118,27 +125,10 @@ def _make_body(block: Any, attn: Any, layout: Layout, length: int, dress: Dress,
     with torch.random.fork_rng(devices=[]):
         body = AttentionBody(variant_class(spec["kind"])(site, **spec.get("options", {})), dress, site)
     body = body.to(projection.weight.device).train(attn.training)
-    _try(body, site, spec, projection.weight.device)
+    try_body(body, site, spec, projection.weight.device)
     return body
 
 
 def _first_layer(block: Any) -> Any:
     mlp = block.mlp
     return getattr(mlp, "c_fc", getattr(mlp, "fc1", None))
-
-
-def _try(body: AttentionBody, site: Site, spec: dict[str, Any], device: torch.device) -> None:
-    """Run the equation once on two tokens, so that a wrong option fails here and not in the middle of a run."""
-    q = torch.zeros(1, site.num_heads, 2, site.head_dim, device=device)
-    tokens = Tokens(causal=site.causal)
-    try:
-        with torch.no_grad():
-            if body.dress.rope:
-                Tokens(grid=None if site.grid is None else (1, 2)).rope(site.head_dim, 2, device)
-            body.variant.attend(q, q, q, tokens)
-    except UserError:
-        raise
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise UserError(
-            f"variant {spec['kind']!r} cannot work with options {spec.get('options', {})}: {error}"
-        ) from error

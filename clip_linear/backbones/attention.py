@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import dataclasses
 from typing import Any
 
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from clip_linear.attention import AttentionBody, Tokens, split_heads
+from clip_linear.backbones.resizing import resize
 from clip_linear.dress import Dress, Site
 from clip_linear.errors import UserError
 from clip_linear.registry import variant_class
-
-SOFTMAX_LETTERS, VARIANT_LETTERS = "vs", "li"  # as the released codes write their flags
 
 
 class TokenAttention(nn.Module):
     """q, k, v -> body -> projection on tokens [B, N, C].
 
     With ``reduction`` r > 1, keys and values come from an r×r strided convolution of the grid (PVT's spatial
-    reduction); a local term then works on values that are interpolated back along the token axis, as FLatten and PolaFormer do.
+    reduction); a local term then works on values that are interpolated back along the token axis, as in FLatten and
+    PolaFormer.
     """
 
     def __init__(
@@ -37,6 +37,22 @@ class TokenAttention(nn.Module):
         self.reduction = reduction
         if reduction > 1:
             self.sr, self.norm = nn.Conv2d(C, C, reduction, reduction), nn.LayerNorm(C)
+
+    def resize_window(self, window: int) -> None:
+        """Another grid, window × window: positions of the keys are interpolated. Raises UserError."""
+        site, table = self.body.site, self.body.table
+        if site.grid == (window, window):
+            return
+        assert site.grid is not None
+        info = self.body.variant.info
+        if any("N" in formula or "G" in formula for formula in info.tensors.values()):
+            raise UserError(
+                f"variant {info.name!r} is tied to its number of tokens; build the model at this image size"
+            )
+        if table is not None:
+            rows = resize(table.data.view(-1, site.width), 0, site.grid, (window, window))
+            self.body.table = nn.Parameter(rows.flatten())
+        self.body.site = dataclasses.replace(site, grid=(window, window), length=window * window)
 
     def forward(self, x: Tensor, tokens: Tokens) -> Tensor:
         """x [B, N, C] -> [B, N, C]."""
@@ -68,27 +84,3 @@ class Mlp(nn.Module):
         if self.dwconv is not None:
             u = u + tokens.from_grid(self.dwconv(tokens.to_grid(u)))
         return self.fc2(u)
-
-
-def expand_flags(flags: str | Sequence[Any], depths: Sequence[int], variant: str) -> list[list[str]]:
-    """Which variant each block of each stage has.
-
-    ``flags`` is a letter per stage (``"llvv"``: l or i = the backbone's variant, v or s = softmax), or a list with an
-    entry per stage: a letter, a variant's name, or a list of those, one per block (longer ones are cut). Raises
-    UserError.
-    """
-    if len(flags) != len(depths):
-        raise UserError(f"flags {flags!r} name {len(flags)} stages, the backbone has {len(depths)}")
-
-    def name(flag: str) -> str:
-        if flag.lower() in VARIANT_LETTERS:
-            return variant
-        return "softmax" if flag.lower() in SOFTMAX_LETTERS else variant_class(flag).info.name
-
-    out = []
-    for flag, depth in zip(flags, depths):
-        blocks = [flag] * depth if isinstance(flag, str) else list(flag)[:depth]
-        if len(blocks) < depth:
-            raise UserError(f"flags {flag!r} name {len(blocks)} blocks of a stage of {depth}")
-        out.append([name(block) for block in blocks])
-    return out

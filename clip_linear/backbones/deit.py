@@ -12,7 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from clip_linear.attention import Tokens
-from clip_linear.backbones.attention import TokenAttention, expand_flags
+from clip_linear.backbones.attention import TokenAttention
+from clip_linear.backbones.flags import expand_flags
 from clip_linear.backbones.pvt import Block, init_linear
 from clip_linear.backbones.trunk import Trunk, drop_path_rates
 from clip_linear.dress import Dress, Site
@@ -43,6 +44,7 @@ class PlainViT(Trunk):
         img_size: int | tuple[int, int] = 224,
     ) -> None:
         super().__init__(num_classes, global_pool, img_size)
+        self.default_cfg["pool_size"] = None  # the feature is a token, not a map
         (kinds,) = expand_flags(flags, (depth,), variant)
         if dress is None:
             dress = declaration(variant).dress("paper" if declaration(variant).paper else "core", {})

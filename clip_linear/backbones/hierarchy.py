@@ -6,6 +6,7 @@ released, stages 3 and 4 use softmax (with the same dress); ``flags="llll"`` mak
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,13 +16,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from clip_linear.attention import Tokens
-from clip_linear.backbones.attention import Mlp, TokenAttention, expand_flags
+from clip_linear.backbones.attention import Mlp, TokenAttention
+from clip_linear.backbones.flags import expand_flags
 from clip_linear.backbones.trunk import Trunk, drop_path_rates
-from clip_linear.dress import Dress, Site
+from clip_linear.dress import Site
 from clip_linear.errors import UserError
+from clip_linear.registry import declaration
 
-MALA_DRESS = Dress(rope=True, local="dw5", gate="linear")
-NALA_DRESS = Dress(rope=True, local="dw5", norm=True, gate="silu")
 _EPS = 1e-6  # of the blocks' LayerNorms
 
 
@@ -126,7 +127,7 @@ class Hierarchy(Trunk):
     ) -> None:
         super().__init__(num_classes, global_pool, img_size)
         kinds = expand_flags(flags, depths, variant)
-        dress = NALA_DRESS if nala else MALA_DRESS
+        dress = declaration("nala" if nala else "mala").dress("paper", {})
         rates = drop_path_rates(drop_path_rate, sum(depths))
         self.patch_embed, layers = Stem(embed_dims[0]), []
         for i, (C, H) in enumerate(zip(embed_dims, num_heads)):
@@ -147,6 +148,15 @@ class Hierarchy(Trunk):
             {"num_chs": C, "reduction": 2 ** (i + 2), "module": f"layers.{i}"} for i, C in enumerate(embed_dims)
         ]
         self.apply(_init_nala if nala else _init)
+
+    def set_input_size(self, img_size: int | tuple[int, int] | None = None, **unused: Any) -> None:
+        """Any size works without this; it tells the blocks which grid to expect, for profiles."""
+        super().set_input_size(img_size)
+        for i, stage in enumerate(self.layers):
+            grid = (-(-self.img_size[0] // 2 ** (i + 2)), -(-self.img_size[1] // 2 ** (i + 2)))
+            for block in stage.blocks:  # type: ignore[union-attr]
+                body = block.attn.body
+                body.site = dataclasses.replace(body.site, grid=grid, length=grid[0] * grid[1])
 
     def stage_outputs(self, x: Tensor) -> list[Tensor]:
         """[B, C_i, H_i, W_i] of every stage, before down-sampling."""

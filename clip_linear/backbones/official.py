@@ -9,10 +9,12 @@ from typing import Any
 from torch import Tensor, nn
 
 from clip_linear.backbones.deit import PlainViT
+from clip_linear.backbones.flags import mixed_flags
 from clip_linear.backbones.hierarchy import Hierarchy
 from clip_linear.backbones.pvt import Pyramid
 from clip_linear.backbones.resizing import fit_state_dict
 from clip_linear.backbones.swin import Windowed
+from clip_linear.backbones.trunk import BLOCKS
 from clip_linear.convert import rename_module
 from clip_linear.errors import UserError, unknown
 
@@ -66,24 +68,13 @@ def _windowed(variant: str, args: dict[str, Any]) -> nn.Module:
     )
 
 
-def mixed_flags(attn_type: str, depths: list[int]) -> list[list[str]]:
-    """``LLSS``, or ``IIMS2``: in an M stage the first n blocks are linear, the rest softmax. Raises UserError."""
-    letters, count = re.fullmatch(r"([A-Za-z]+)(\d*)", attn_type).groups()  # type: ignore[union-attr]
-    if "M" in letters and not count:
-        raise UserError(f"attn_type {attn_type!r} has an M stage but no number of linear blocks; write e.g. IIMS2")
-    return [
-        ["l"] * min(int(count), depth) + ["s"] * (depth - int(count)) if letter == "M" else [letter] * depth
-        for letter, depth in zip(letters, depths)
-    ]
-
-
 def _deit(variant: str, args: dict[str, Any]) -> nn.Module:
     keys = ("embed_dim", "depth", "num_heads", "mlp_ratio", "patch_size")
     return PlainViT(variant=variant, **{k: args[k] for k in keys if k in args}, **_common(args))
 
 
 def _common(args: dict[str, Any]) -> dict[str, Any]:
-    out = {k: args[k] for k in ("num_classes", "drop_path_rate") if k in args}
+    out: dict[str, Any] = {k: args[k] for k in ("num_classes", "drop_path_rate") if k in args}
     if "img_size" in args:
         size = args["img_size"]
         out["img_size"] = size if isinstance(size, int) else tuple(size)
@@ -134,6 +125,7 @@ def load_official(model: nn.Module, state_dict: dict[str, Tensor]) -> nn.Module:
     """
     ours = fit_state_dict(rename(state_dict, model), model)
     wanted = model.state_dict()
+    ours[BLOCKS] = wanted[BLOCKS]  # the released files do not say
     if isinstance(model.head, nn.Identity):
         ours = {k: v for k, v in ours.items() if not k.startswith("head.")}
     wrong = [f"{k} {tuple(v.shape)}" for k, v in ours.items() if k in wanted and wanted[k].shape != v.shape]

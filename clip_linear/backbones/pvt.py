@@ -16,7 +16,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from clip_linear.attention import Tokens
-from clip_linear.backbones.attention import Mlp, TokenAttention, expand_flags
+from clip_linear.backbones.attention import Mlp, TokenAttention
+from clip_linear.backbones.flags import expand_flags
 from clip_linear.backbones.trunk import Trunk, drop_path_rates
 from clip_linear.dress import Dress, Site
 from clip_linear.registry import declaration

@@ -44,7 +44,7 @@ def _channels(name: str, model: nn.Module) -> int:
 def _grid(name: str, model: nn.Module) -> tuple[int, int, int]:
     """(prefix rows, height, width) of the model's own table."""
     if name.endswith("bias_table"):
-        side = 2 * _module(name, model, 1).window - 1  # type: ignore[operator]
+        side = 2 * int(_module(name, model, 1).window) - 1  # type: ignore[arg-type]
         return 0, side, side
     if name.endswith("body.table"):
         site = _module(name, model, 1).site
@@ -62,6 +62,11 @@ def _resize(name: str, value: Tensor, size: int, channels: int, grid: tuple[int,
             f"{name} has {value.numel() // channels} rows, the model's has {size // channels}, and the former is not a "
             "square grid, so it cannot be resized; build the model at the checkpoint's image size"
         )
-    old = rows[prefix:].T.reshape(1, channels, side, side)
-    new = F.interpolate(old.double(), size=(height, width), mode="bicubic", align_corners=False).to(value.dtype)
-    return torch.cat([rows[:prefix].reshape(-1), new[0].flatten(1).T.reshape(-1)])
+    return resize(rows, prefix, (side, side), (height, width)).flatten()
+
+
+def resize(rows: Tensor, prefix: int, old: tuple[int, int], new: tuple[int, int]) -> Tensor:
+    """Rows [prefix + H·W, C] of a table for another grid, bicubic; prefix rows stay."""
+    grid = rows[prefix:].T.reshape(1, -1, *old)
+    other = F.interpolate(grid.double(), size=new, mode="bicubic", align_corners=False).to(rows.dtype)
+    return torch.cat([rows[:prefix], other[0].flatten(1).T])

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-_GATE = "the published FLOPs leave out the output gate's projection"
+_GATE = "inferred: without the output gate's projection the counts agree with the published ones"
 _SHORT = {"tiny": "T", "small": "S", "medium": "M", "base": "B", "large": "L", "xtiny": "XT"}
 
 
@@ -54,7 +54,7 @@ def _hierarchies() -> list[Size]:
     for family, label, variant, paper in (
         ("mavit", "MAViT", "mala", "Fan et al. 2025, arXiv 2507.00698"),
         ("ravlt", "RAVLT", "rala", "Fan et al. 2025, arXiv 2411.07635"),
-        ("nalaformer", "NaLaFormer", "nala", "arXiv 2506.21137"),
+        ("nalaformer", "NaLaFormer", "nala", "Meng et al. 2025, arXiv 2506.21137"),
     ):
         nala = variant == "nala"
         for size, (embed_dims, depths, heads, drop) in dims.items():
@@ -109,7 +109,15 @@ def _pyramids() -> list[Size]:
                 continue
             heads = (2, 4, 10, 16) if family == "inline" else (1, 2, 5, 8)
             drop = 0.1 if size in ("tiny", "small") else 0.3
-            args = {"variant": variant, "flags": "llll", "depths": depth, "num_heads": heads, "drop_path_rate": drop}
+            args = {
+                "variant": variant,
+                "flags": "llll",
+                "embed_dims": (64, 128, 320, 512),
+                "depths": depth,
+                "num_heads": heads,
+                "mlp_ratios": (8, 8, 4, 4),
+                "drop_path_rate": drop,
+            }
             out.append(
                 Size(
                     name=f"{family}_pvt_{size}",
@@ -163,6 +171,7 @@ def _swins() -> list[Size]:
                         "embed_dim": width,
                         "depths": depths,
                         "num_heads": heads,
+                        "mlp_ratio": 4,
                         "window_size": 56,
                         "drop_path_rate": drop,
                     },
@@ -181,7 +190,15 @@ def _deits() -> list[Size]:
             pooled=width,
             img_size=pixels,
             published=published,
-            args={"variant": "inline", "flags": "l", "embed_dim": width, "num_heads": heads, "drop_path_rate": 0.1},
+            args={
+                "variant": "inline",
+                "flags": "l",
+                "embed_dim": width,
+                "depth": 12,
+                "num_heads": heads,
+                "mlp_ratio": 4,
+                "drop_path_rate": 0.1,
+            },
         )
         for size, width, heads, pixels, published in (
             ("tiny", 192, 6, 224, (6.5, 1.1)),
@@ -206,18 +223,23 @@ def size_of(name: str) -> tuple[Size, dict[str, Any]]:
     return size, {**size.args, "img_size": size.img_size, **({"flags": "llll"} if linear else {})}
 
 
+def clip_names() -> dict[str, str]:
+    """timm name -> name of the CLIP model with this tower."""
+    linear = "-linear"
+    return {n: f"{size_of(n)[0].label}{linear if n not in SIZES else ''}-CLIP" for n in timm_names()}
+
+
 def clip_configs() -> dict[str, dict[str, Any]]:
     """OpenCLIP configs of CLIP models with these image towers, by name (``MAViT-S-CLIP``, ``MAViT-S-linear-CLIP``).
 
     The text tower is ViT-B-16's, for tiny and small ones its narrower form (width 384, as ViT-S-16 has it).
     """
     out = {}
-    for name in timm_names():
+    for name, clip_name in clip_names().items():
         size, _ = size_of(name)
         narrow = size.label.endswith(("-T", "-XT", "-S"))
         width, heads = (384, 6) if narrow else (512, 8)
-        suffix = "-linear" if name.endswith("_linear") else ""
-        out[f"{size.label}{suffix}-CLIP"] = {
+        out[clip_name] = {
             "embed_dim": width,
             "vision_cfg": {
                 "timm_model_name": name,

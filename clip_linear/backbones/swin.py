@@ -16,9 +16,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from clip_linear.attention import Tokens, merge_heads, split_heads
-from clip_linear.backbones.attention import Mlp, TokenAttention, expand_flags
+from clip_linear.backbones.attention import Mlp, TokenAttention
+from clip_linear.backbones.flags import expand_flags, window_places
 from clip_linear.backbones.pvt import init_linear
-from clip_linear.backbones.trunk import Trunk, drop_path_rates
+from clip_linear.backbones.resizing import resize
+from clip_linear.backbones.trunk import Trunk, as_pair, drop_path_rates
 from clip_linear.dress import Dress, Site
 from clip_linear.errors import UserError
 from clip_linear.functional import attention
@@ -42,6 +44,14 @@ class WindowSoftmax(nn.Module):
         offset = (at[:, :, None] - at[:, None, :]) + w - 1  # [2, w², w²]
         index = offset[0] * (2 * w - 1) + offset[1]
         return self.bias_table.view(-1, self.num_heads)[index].permute(2, 0, 1)[None]
+
+    def resize_window(self, window: int) -> None:
+        """Another window: the table is interpolated."""
+        if window != self.window:
+            rows = self.bias_table.data.view(-1, self.num_heads)
+            old, new = (2 * self.window - 1,) * 2, (2 * window - 1,) * 2
+            self.bias_table = nn.Parameter(resize(rows, 0, old, new).flatten())
+            self.window = window
 
     def forward(self, x: Tensor, border: Tensor | None) -> Tensor:
         """x [B·nW, w², C]; border [nW, w², w²] or None -> [B·nW, w², C]."""
@@ -155,11 +165,12 @@ class Windowed(Trunk):
         img_size: int | tuple[int, int] = 224,
     ) -> None:
         super().__init__(num_classes, global_pool, img_size)
-        self._rebuild = {k: v for k, v in locals().items() if k not in ("self", "__class__", "img_size")}
         kinds = expand_flags(flags, depths, variant)
         if dress is None:
             dress = declaration(variant).dress("paper" if declaration(variant).paper else "core", {})
-        small = softmax_window or (7 if window_size <= 56 else 12)
+        self.patch_size, self.window_size, self.softmax_window = patch_size, window_size, softmax_window
+        self._kinds = kinds
+        places = iter(window_places(kinds, self.img_size, patch_size, window_size, softmax_window))
         rates = drop_path_rates(drop_path_rate, sum(depths))
         self.patch_embed = nn.ModuleDict(
             {"proj": nn.Conv2d(3, embed_dim, patch_size, patch_size), "norm": nn.LayerNorm(embed_dim)}
@@ -167,18 +178,9 @@ class Windowed(Trunk):
         stages = []
         for i, kinds_i in enumerate(kinds):
             C, H = embed_dim * 2**i, num_heads[i]
-            grid = tuple(side // (patch_size * 2**i) for side in self.img_size)
             blocks = []
-            for j, kind in enumerate(kinds_i):
-                w = small if kind == "softmax" else window_size
-                shift = w // 2 if j % 2 else 0
-                if min(grid) <= w:
-                    w, shift = min(grid), 0
-                if grid[0] % w or grid[1] % w:
-                    raise UserError(
-                        f"stage {i + 1} has {grid[0]}×{grid[1]} tokens, not a multiple of its window {w}; "
-                        f"choose another window_size (img/4 = {min(self.img_size) // 4} makes linear blocks global) or image size"
-                    )
+            for kind in kinds_i:
+                w, shift = next(places)
                 site = Site(width=C, num_heads=H, grid=(w, w), length=w * w)
                 attn = (
                     WindowSoftmax(C, H, w)
@@ -197,17 +199,32 @@ class Windowed(Trunk):
         ]
         self.apply(init_linear)
 
-    def set_input_size(self, img_size: int | tuple[int, int] | None = None, **unused: Any) -> None:
-        """Rebuild windows and tables for another image size, keeping all weights. Raises UserError if none fit."""
+    def set_input_size(
+        self, img_size: int | tuple[int, int] | None = None, window_size: int | None = None, **unused: Any
+    ) -> None:
+        """Windows and tables for another image size; all weights stay, tables are interpolated.
+
+        Linear blocks that saw the whole grid still do, unless ``window_size`` is given; the window of softmax blocks is
+        as at construction or, where that does not fit, as it is now. Raises UserError if none fits.
+        """
         if img_size is None:
             return
-        from clip_linear.backbones.resizing import fit_state_dict
-
-        other = Windowed(**self._rebuild, img_size=img_size)
-        other.reset_classifier(self.num_classes, self.global_pool)
-        other.load_state_dict(fit_state_dict(self.state_dict(), other))
-        self.layers = other.layers.to(self.norm.weight.device, self.norm.weight.dtype)
-        super().set_input_size(img_size)
+        size = as_pair(img_size)
+        if window_size is None:
+            whole = self.window_size >= min(self.img_size) // self.patch_size
+            window_size = min(size) // self.patch_size if whole else self.window_size
+        try:
+            places = window_places(self._kinds, size, self.patch_size, window_size, self.softmax_window)
+        except UserError:
+            now = [b.window for b in self.blocks() if isinstance(b.attn, WindowSoftmax)]
+            if not now:
+                raise
+            places = window_places(self._kinds, size, self.patch_size, window_size, max(now))
+        for block, (w, shift) in zip(self.blocks(), places):
+            block.attn.resize_window(w)  # type: ignore[union-attr,operator]
+            block.window, block.shift = w, shift
+        self.window_size = window_size
+        super().set_input_size(size)
 
     def stage_outputs(self, x: Tensor) -> list[Tensor]:
         """[B, C_i, H_i, W_i] of every stage, before merging."""

@@ -2,27 +2,37 @@
 
 from __future__ import annotations
 
+import hashlib
+import itertools
+from collections.abc import Sequence
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from clip_linear.errors import UserError
+from clip_linear.marker import SIZE, decode
 
+BLOCKS = "clip_linear_blocks"
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # ImageNet's, with which all six papers trained
 
 
 class Trunk(nn.Module):
-    """A subclass has ``stages(x)`` that yields (output of a stage, its grid), ``features(x)`` and ``pool(x)``."""
+    """A subclass has ``layers`` (stages with ``blocks``, or blocks) and the methods that raise here.
+
+    A small buffer in the state dict says which variant each block has: the weights of an all-linear and of a released
+    MAViT have the same names and shapes, and would load into each other without a word.
+    """
 
     head: nn.Module
+    layers: nn.ModuleList
     num_features: int  # width of the pooled feature
-    chunk_names: tuple[str, ...] = ()  # prefixes of what precedes the first block
 
     def __init__(self, num_classes: int, global_pool: str, img_size: int | tuple[int, int]) -> None:
         super().__init__()
         self.num_classes, self.global_pool, self.grad_checkpointing = num_classes, global_pool, False
-        self.img_size = (img_size, img_size) if isinstance(img_size, int) else (int(img_size[0]), int(img_size[1]))
+        self.img_size = as_pair(img_size)
         self.default_cfg: dict[str, Any] = {
             "input_size": (3, *self.img_size),
             "pool_size": tuple(-(-side // 32) for side in self.img_size),
@@ -34,6 +44,17 @@ class Trunk(nn.Module):
             "classifier": "head",
         }
         self.pretrained_cfg = self.default_cfg
+        self.register_buffer(BLOCKS, torch.zeros(SIZE, dtype=torch.uint8))
+        self.register_state_dict_post_hook(_write_variants)
+        self.register_load_state_dict_pre_hook(_check_variants)
+
+    def blocks(self) -> list[Any]:
+        """All blocks in order."""
+        return [block for stage in self.layers for block in getattr(stage, "blocks", [stage])]
+
+    def block_variants(self) -> list[str]:
+        """The variant of every block; in windowed models softmax with relative positions is ``softmax`` too."""
+        return [b.attn.body.variant.info.name if hasattr(b.attn, "body") else "softmax" for b in self.blocks()]
 
     def run_block(self, block: nn.Module, *args: Any) -> Tensor:
         """A block, recomputed in the backward pass when checkpointing is on. Blocks hold no BatchNorm, so statistics
@@ -62,8 +83,10 @@ class Trunk(nn.Module):
     def set_input_size(self, img_size: int | tuple[int, int] | None = None, **unused: Any) -> None:
         """Prepare for another image size (H, W); backbones with tables resize them."""
         if img_size is not None:
-            self.img_size = (img_size, img_size) if isinstance(img_size, int) else (img_size[0], img_size[1])
-            self.default_cfg = self.pretrained_cfg = self.default_cfg | {"input_size": (3, *self.img_size)}
+            self.img_size = as_pair(img_size)
+            pool_size = self.default_cfg["pool_size"] and tuple(-(-side // 32) for side in self.img_size)
+            self.default_cfg |= {"input_size": (3, *self.img_size), "pool_size": pool_size}
+            self.pretrained_cfg = self.default_cfg
 
     def no_weight_decay(self) -> set[str]:
         """Parameters that no optimizer should decay; they are 1-D, so OpenCLIP's grouping rule agrees."""
@@ -100,7 +123,7 @@ class Trunk(nn.Module):
         output_fmt: str = "NCHW",
         intermediates_only: bool = False,
     ) -> Any:
-        """timm's interface: (final features, [stage outputs, NCHW]) or the latter alone. Strides 4, 8, 16, 32 (DeiT: 16).
+        """timm's interface: (final features, [stage outputs, NCHW]) or the latter; strides 4, 8, 16, 32 (DeiT: 16).
 
         ``indices`` chooses stages: None all, n the last n, or a list. Raises UserError for another format.
         """
@@ -114,14 +137,51 @@ class Trunk(nn.Module):
         return maps if intermediates_only else (self.forward_features(x), maps)
 
     def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
-        """Parameter groups for layer-wise locking: the stem, then stages (coarse) or blocks."""
-        blocks = r"^(?:layers|block)\.?(\d+)" if coarse else r"^(?:layers|block)\.?(\d+)(?:\.blocks)?\.(\d+)"
+        """Parameter groups for layer-wise locking: the stem, then stages (coarse) or blocks, then what follows them."""
+        blocks: list[tuple[str, Any]] = [(r"^layers\.(\d+)", None)]
+        if not coarse:
+            inside = [(r"^layers\.(\d+)\.patch_embed", (-1,)), (r"^layers\.(\d+)\.downsample", (99998,))]
+            blocks = [*inside, (r"^layers\.(\d+)\.blocks\.(\d+)", None), *blocks]
         return {
-            "stem": r"^(?:patch_embed|cls_token|pos_embed)",
-            "blocks": [(blocks, None), (r"^(?:proj|norm)", (99999,))],
+            "stem": r"^(?:patch_embed|cls_token|pos_embed|layers\.0\.patch_embed)",
+            "blocks": [*blocks, (r"^(?:proj|norm)", (99999,))],
         }
 
 
 def drop_path_rates(rate: float, blocks: int) -> list[float]:
     """Stochastic depth: from 0 at the first block to ``rate`` at the last, over all blocks."""
     return [rate * i / max(1, blocks - 1) for i in range(blocks)]
+
+
+def as_pair(size: int | Sequence[int]) -> tuple[int, int]:
+    """(height, width). Raises UserError for anything but a positive number or two."""
+    pair = (size, size) if isinstance(size, int) else tuple(size)
+    if len(pair) != 2 or not all(isinstance(side, int) and side > 0 for side in pair):
+        raise UserError(f"image size {size!r} is neither a number of pixels nor two of them (height, width)")
+    return pair[0], pair[1]
+
+
+def encode_variants(names: list[str]) -> Tensor:
+    """Variants of all blocks as uint8 [256]: ``mala*8 softmax*4``, or its hash where that is longer."""
+    text = " ".join(f"{name}*{len(list(group))}" for name, group in itertools.groupby(names))
+    if len(text) > SIZE:
+        text = f"sha256 {hashlib.sha256(text.encode()).hexdigest()}"
+    return torch.tensor(list(text.encode().ljust(SIZE)), dtype=torch.uint8)
+
+
+def _write_variants(module: Any, state: dict[str, Any], prefix: str, metadata: dict[str, Any]) -> None:
+    # Made anew each time: averaging, swaps and the meta device leave other values in the buffer.
+    key = prefix + BLOCKS
+    if key in state:
+        state[key] = encode_variants(module.block_variants()).to(state[key].device)
+
+
+def _check_variants(module: Any, state: dict[str, Any], prefix: str, *unused: Any) -> None:
+    key, own = prefix + BLOCKS, encode_variants(module.block_variants())
+    if key not in state:
+        state[key] = own
+    elif not torch.equal(state[key].cpu().flatten(), own):
+        raise UserError(
+            f"the checkpoint's blocks are {decode(state[key])}, this model's {decode(own)}; build the model by the "
+            "name and flags it was trained with"
+        )

@@ -37,7 +37,7 @@ def build(name: str, **overrides: Any) -> nn.Module:
         model = cls(**{**args, **overrides})
     except TypeError as error:
         raise UserError(f"backbone {name!r}: {error}") from None
-    model.default_cfg["architecture"] = name  # type: ignore[operator,index]
+    model.default_cfg["architecture"] = name  # type: ignore[operator,index,assignment]
     return model
 
 

@@ -18,7 +18,9 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("pattern", nargs="?", default="", help="only names that hold this")
     how = parser.add_mutually_exclusive_group()
     how.add_argument("--json", action="store_true", help="print one JSON list and nothing else")
-    how.add_argument("--markdown", action="store_true", help="print the page docs/variants.md")
+    how.add_argument(
+        "--markdown", action="store_true", help="print Markdown (of the variants: the page docs/variants.md)"
+    )
     how.add_argument("--bibtex", action="store_true", help="print the sources of the variants")
     return parser
 
@@ -31,7 +33,9 @@ def main(argv: list[str]) -> int:
     names = [n for n in _names(args.what) if args.pattern.lower() in n.lower()]
     if not names and args.pattern:
         raise UserError(f"no {args.what[:-1]} has {args.pattern!r} in its name; run: clip-linear list {args.what}")
-    if args.what != "variants":
+    if args.what == "backbones":
+        return _print_backbones(names, args)
+    if args.what == "models":
         print(json.dumps(names) if args.json else "\n".join(names))
         return 0
     from clip_linear.registry import declaration, variant_info
@@ -55,18 +59,27 @@ def main(argv: list[str]) -> int:
     return 0
 
 
+def _print_backbones(names: list[str], args: argparse.Namespace) -> int:
+    from clip_linear.backbones import page
+    from clip_linear.table import markdown, render
+
+    if args.json:
+        print(json.dumps([page.record(n) for n in names], indent=2, ensure_ascii=False))
+        return 0
+    print((markdown if args.markdown else render)(page.HEADERS, page.rows(names)), end="")
+    print("\n" + "\n".join((page.FOOT, *page.notes(names))))
+    return 0
+
+
 def _names(what: str) -> list[str]:
     if what == "models":
         from clip_linear.names import known_models
 
         return known_models()
     if what == "backbones":
-        import pkgutil
-        from importlib.util import find_spec
+        from clip_linear.backbones.sizes import timm_names
 
-        package = find_spec("clip_linear.backbones")
-        folders = package.submodule_search_locations if package is not None else None
-        return sorted(m.name for m in pkgutil.iter_modules(folders or []) if not m.name.startswith("_"))
+        return timm_names()
     from clip_linear.registry import list_variants
 
     return list_variants()
