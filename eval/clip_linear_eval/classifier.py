@@ -15,7 +15,8 @@ from clip_linear_eval.classnames import text_hash
 from clip_linear_eval.datasets.base import digest
 from clip_linear_eval.features import bare, normalized
 from clip_linear_eval.prompts import Templates
-from clip_linear_eval.texts import encode_sorted, text_encoder, tokenizer_key, tokens_of
+from clip_linear_eval.texts import encode_sorted, text_encoder
+from clip_linear_eval.tokens import tokenizer_key, tokens_of
 
 if TYPE_CHECKING:
     import numpy as np

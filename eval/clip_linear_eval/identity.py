@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from clip_linear_eval.classifier import weights_hash
 from clip_linear_eval.classnames import text_hash
 from clip_linear_eval.datasets.base import EvalSet, Source, digest
-from clip_linear_eval.texts import tokenizer_key
+from clip_linear_eval.tokens import tokenizer_key
 
 if TYPE_CHECKING:
     from clip_linear_eval.settings import Settings

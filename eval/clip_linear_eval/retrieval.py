@@ -25,7 +25,8 @@ from clip_linear_eval.results import make_row
 from clip_linear_eval.rows import common_columns
 from clip_linear_eval.scores import gather_objects
 from clip_linear_eval.settings import Evaluation, Settings
-from clip_linear_eval.texts import encode_sorted, text_encoder, tokens_of
+from clip_linear_eval.texts import encode_sorted, text_encoder
+from clip_linear_eval.tokens import tokens_of
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

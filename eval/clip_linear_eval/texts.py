@@ -1,15 +1,13 @@
-"""Texts: tokens on disk, and encoding prompts only as far as their last token where that is exact."""
+"""Encoding texts only as far as their last token, where that is exact."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
-from pathlib import Path
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from clip_linear_eval.classnames import text_hash
-from clip_linear_eval.datasets.base import digest
 from clip_linear_eval.features import Batcher, normalized
+from clip_linear_eval.tokens import token_lengths, tokenizer_key
 
 if TYPE_CHECKING:
     import numpy as np
@@ -17,36 +15,6 @@ if TYPE_CHECKING:
 
 _BATCH_TOKENS = {"cpu": 8192, "cuda": 262144}
 _log = logging.getLogger(__name__)
-
-
-def token_lengths(tokens: np.ndarray) -> np.ndarray:
-    """Tokens per row without the zeros at its end, [B] (at least 1)."""
-    import numpy as np
-
-    used = tokens != 0
-    return np.maximum(tokens.shape[1] - np.argmax(used[:, ::-1], axis=1), 1) * used.any(1) + ~used.any(1)
-
-
-def tokens_of(tokenizer: Any, texts: Sequence[str], cache: Path | None = None) -> np.ndarray:
-    """Tokens of texts, [P, L] as int32, L the longest text; cached in the folder ``cache`` where the tokenizer is one
-    whose content can be hashed."""
-    import numpy as np
-
-    key = tokenizer_key(tokenizer)
-    path = None
-    if cache is not None and key is not None:
-        path = cache / "tokens" / f"{digest(key, text_hash(texts))}.npy"
-        if path.is_file():
-            return np.load(path)
-    tokens = np.asarray(tokenizer(list(texts)), dtype=np.int32)
-    if key is not None:  # OpenCLIP's own tokenizer pads with zeros behind the end-of-text token
-        tokens = np.ascontiguousarray(tokens[:, : int(token_lengths(tokens).max())])
-    if path is not None:
-        from clip_linear.files import replacing
-
-        with replacing(path) as temporary, open(temporary, "wb") as f:
-            np.save(f, tokens)
-    return tokens
 
 
 def encode_sorted(encode: Callable[[Tensor], Tensor], tokens: np.ndarray, device: str) -> Tensor:
@@ -69,14 +37,6 @@ def encode_sorted(encode: Callable[[Tensor], Tensor], tokens: np.ndarray, device
         start += len(pick)
     assert out is not None, "there is at least one text"
     return out
-
-
-def tokenizer_key(tokenizer: Any) -> str | None:
-    """A hash of OpenCLIP's SimpleTokenizer (merges, context length, cleaning); None for any other tokenizer."""
-    if not hasattr(tokenizer, "bpe_ranks") or getattr(tokenizer, "reduction_fn", None) is not None:
-        return None
-    clean = getattr(getattr(tokenizer, "clean_fn", None), "__name__", "")
-    return digest(tokenizer.context_length, clean, sorted(tokenizer.encoder.items()))
 
 
 def text_encoder(model: Any, tokenizer: Any, prompts: list[str]) -> Callable[[Tensor], Tensor]:

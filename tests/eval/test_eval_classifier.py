@@ -16,7 +16,7 @@ from clip_linear_eval import classifier as module
 from clip_linear_eval.classifier import build_classifier
 from clip_linear_eval.features import Batcher, inference
 from clip_linear_eval.prompts import load_templates
-from clip_linear_eval.texts import token_lengths
+from clip_linear_eval.tokens import by_words, token_lengths
 from tests.eval.evalsets import CONFIG, NAMES
 
 TEMPLATES = ["a photo of {c}.", "{c}", "a rather long drawing of one small {c} in the sun"]
@@ -156,7 +156,7 @@ def test_tokens_are_read_from_disk(clip, tmp_path: Path) -> None:
 
     class Counting:
         def __init__(self) -> None:
-            self.__dict__ |= tokenizer.__dict__
+            self.__dict__ |= tokenizer.__dict__ | {"encode": tokenizer.encode}
 
         def __call__(self, texts):
             calls.append(len(texts))
@@ -193,6 +193,40 @@ def test_batches_halve_when_memory_runs_out() -> None:
 
     with pytest.raises(RuntimeError, match="a shape is wrong"):
         Batcher(broken)(batch)
+
+
+def test_tokens_word_by_word_are_the_tokenizers(clip) -> None:
+    tokenizer = clip[2]
+    texts = [
+        "A photo of a  cat.",
+        "don't & won't",
+        "x&amp;y",
+        "a\tb",
+        "naïve café",
+        "",
+        "12345 67",
+        "🙂 smile",
+        "I'LL go",
+    ]
+    texts += [
+        "word " * 40,
+        "<start_of_text> in it",
+        "l'été",
+        "a_b-c",
+        "ﬁne “quotes”",
+        "\u00a0nbsp",
+        "ＦＵＬＬ",
+        "!" * 30,
+    ]
+    found = by_words(tokenizer, texts)
+    assert found is not None and np.array_equal(found, tokenizer(texts).numpy())
+    assert by_words(lambda texts: tokenizer(texts), texts) is None
+
+    class Other(type(tokenizer)):  # one that does something else with a word in the middle of the list
+        def __call__(self, texts, context_length=None):
+            return super().__call__([t.replace("cat", "dog") for t in texts], context_length)
+
+    assert by_words(Other(context_length=20), texts) is None
 
 
 def test_token_lengths() -> None:

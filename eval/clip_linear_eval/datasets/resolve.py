@@ -39,6 +39,7 @@ def resolve(
     shown = tuple(names.names[i] for i in keep)
     chosen = load_templates(templates if templates is not None else source.templates or _default_templates(names))
     chosen.check(shown)
+    ids = names.keys or tuple(map(str, range(len(names.names))))
     notes = []
     same = duplicate_names(shown)
     if same:
@@ -52,7 +53,7 @@ def resolve(
         files=source.files,
         read=source.read,
         labels=np.array([place[column[t]] for t in source.targets or ()], dtype=np.int64),
-        classes=tuple((names.keys or tuple(map(str, range(len(names.names)))))[i] for i in keep),
+        classes=tuple(ids[i] for i in keep),
         names=shown,
         names_source=names.source + (" (present classes)" if restrict else ""),
         templates=chosen,
@@ -96,7 +97,11 @@ def _columns(names: NameList, present: list[str], restrict: bool) -> dict[str, i
         column = {key: i for i, key in enumerate(names.keys)}
         return _only_known(column, present, f"the {count} ids of {names.source}")
     beyond = numbers and int(present[-1]) >= count
-    wnid_list = next((n for n in SYNSET_FILES if len(synsets(n)) == count and set(present) <= set(synsets(n))), None)
+    wnid_list = None
+    if all(WNID.fullmatch(t) for t in present):
+        wnid_list = next(
+            (n for n in SYNSET_FILES if len(synsets(n)) == count and set(present) <= set(synsets(n))), None
+        )
     if beyond or (len(present) != count and not (restrict or names.closed or wnid_list)):
         raise UserError(
             f"class-count mismatch: {len(present)} classes here{f' (up to {present[-1]})' if numbers else ''} but "
