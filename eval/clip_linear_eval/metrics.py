@@ -40,11 +40,13 @@ def mean_per_class_recall(labels: np.ndarray, correct: np.ndarray, n_classes: in
     return float(np.mean(right[n > 0] / n[n > 0])) if n.any() else math.nan
 
 
-def recall_interval(labels: np.ndarray, correct: np.ndarray, n_classes: int, draws: int = 500) -> tuple[float, float]:
+def recall_interval(
+    labels: np.ndarray, correct: np.ndarray, n_classes: int, draws: int | None = None
+) -> tuple[float, float]:
     """Percentile bootstrap (over images, 95 %) of the mean per-class recall.
 
     Resampling images is a multinomial draw over the cells (class, right or wrong), so no image is touched; a class
-    that a draw leaves out does not count in it.
+    that a draw leaves out does not count in it. 500 draws, or as few as 200 where there are many classes.
     """
     n, right = class_counts(labels, correct, n_classes)
     total = int(n.sum())
@@ -52,6 +54,7 @@ def recall_interval(labels: np.ndarray, correct: np.ndarray, n_classes: int, dra
         return math.nan, math.nan
     seen = n > 0
     cells = np.concatenate([right[seen], (n - right)[seen]])
+    draws = draws or int(np.clip(2_000_000 // len(cells), 200, 500))
     drawn = np.random.default_rng(0).multinomial(total, cells / total, size=draws)  # [draws, 2C]
     hit, miss = np.split(drawn, 2, axis=1)
     size = hit + miss

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     import numpy as np
     from torch import Tensor
 
-_BATCH_TOKENS = {"cpu": 8192, "cuda": 262144}
+_BATCH_TOKENS = {"cpu": 4096, "cuda": 262144}
 _log = logging.getLogger(__name__)
 
 

@@ -72,7 +72,7 @@ def by_words(tokenizer: Any, texts: Sequence[str]) -> np.ndarray | None:
         ids = [tokenizer.sot_token_id]
         for word in pattern.findall(" ".join(text.split()).lower() if plain else clean(text)):
             if word not in words:
-                words[word] = tokenizer.encode(word)
+                words[word] = _word_ids(tokenizer, word)
             ids += words[word]
         ids.append(end)
         if len(ids) > length:
@@ -81,3 +81,8 @@ def by_words(tokenizer: Any, texts: Sequence[str]) -> np.ndarray | None:
     sample = np.linspace(0, len(texts) - 1, min(len(texts), 64)).astype(int)
     same = np.array_equal(out[sample], np.asarray(tokenizer([texts[i] for i in sample])))
     return out if same else None
+
+
+def _word_ids(tokenizer: Any, word: str) -> list[int]:
+    letters = "".join(tokenizer.byte_encoder[b] for b in word.encode("utf-8"))
+    return [tokenizer.encoder[part] for part in tokenizer.bpe(letters).split(" ")]

@@ -40,6 +40,17 @@ def run(argv: list[str], capsys: pytest.CaptureFixture[str]) -> list[dict]:
     return json.loads(capsys.readouterr().out)
 
 
+FLAGS = """--model --pretrained --dataset --dataset-type --classnames --templates --labels --restrict --split --tasks
+--data-root --batch-size --precision --device --workers --limit --on-error --topk --hierarchy --probe --train-dataset
+--json --out --predictions --compare --per-class --html --format --help"""
+
+
+def test_flags_are_frozen() -> None:
+    from clip_linear_eval.cli import parser
+
+    assert {flag for action in parser()._actions for flag in action.option_strings} == {*FLAGS.split(), "-h"}
+
+
 def test_rows_hold_the_schema_and_the_conditions(flags: list[str], capsys) -> None:
     rows = run(flags, capsys)
     assert list(rows[0])[: len(ROW_FIELDS)] == list(ROW_FIELDS)

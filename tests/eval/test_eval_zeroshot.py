@@ -11,38 +11,7 @@ import pytest
 from clip_linear.__main__ import main
 from clip_linear.errors import RunError, UserError
 from clip_linear_eval.zeroshot import evaluate
-from tests.eval.evalsets import NAMES, image_bytes, write_folder, write_tar
-
-
-def value(rows: list[dict], metric: str) -> float:
-    return next(row["value"] for row in rows if row["metric"] == metric)
-
-
-def correct(rows: list[dict], metric: str = "top1") -> int:
-    return next(row["correct"] for row in rows if row["metric"] == metric)
-
-
-def by_hand(clip, root: Path) -> tuple[int, int]:
-    """Right in the first one and in the first five, image by image and class by class, with nothing of ours."""
-    import torch
-    from PIL import Image
-
-    model, preprocess, tokenizer = clip
-    names = (root / "classnames.txt").read_text().split("\n")
-    templates = (root / "zeroshot_classification_templates.txt").read_text().split("\n")
-    hits = [0, 0]
-    with torch.no_grad():
-        columns = []
-        for name in names:
-            texts = model.encode_text(tokenizer([t.format(c=name) for t in templates]))
-            mean = (texts / texts.norm(dim=1, keepdim=True)).mean(0)
-            columns.append(mean / mean.norm())
-        for path in sorted(root.glob("*/*.jpg")):
-            image = model.encode_image(preprocess(Image.open(path).convert("RGB"))[None])[0]
-            order = (torch.stack(columns) @ (image / image.norm())).argsort(descending=True)[:5].tolist()
-            hits[0] += order[0] == int(path.parent.name)
-            hits[1] += int(path.parent.name) in order
-    return hits[0], hits[1]
+from tests.eval.evalsets import NAMES, by_hand, correct, image_bytes, value, write_folder, write_tar
 
 
 def test_equals_an_independent_computation(clip, folder: Path) -> None:
