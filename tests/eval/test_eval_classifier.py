@@ -155,16 +155,16 @@ def test_tokens_are_read_from_disk(clip, tmp_path: Path) -> None:
     calls = []
 
     class Counting:
-        def __init__(self) -> None:
-            self.__dict__ |= tokenizer.__dict__ | {"encode": tokenizer.encode}
-
         def __call__(self, texts):
             calls.append(len(texts))
             return tokenizer(texts)
 
+        def __getattr__(self, name):
+            return getattr(tokenizer, name)
+
     counting = Counting()
     expected = ours(model, counting, cache=tmp_path)
-    assert max(calls) == 3 * len(NAMES)
+    assert max(calls) == 3 * len(NAMES)  # the sample that is compared; longer lists are compared in part
     calls.clear()
     for file in (tmp_path / "classifiers").iterdir():
         file.unlink()
