@@ -36,11 +36,15 @@ def expand_flags(flags: str | Sequence[Any], depths: Sequence[int], variant: str
     return out
 
 
-def mixed_flags(attn_type: str, depths: list[int]) -> list[list[str]]:
+def mixed_flags(attn_type: str, depths: Sequence[int]) -> list[list[str]]:
     """``LLSS``, or ``IIMS2``: in an M stage the first n blocks are linear, the rest softmax. Raises UserError."""
-    letters, count = re.fullmatch(r"([A-Za-z]+)(\d*)", attn_type).groups()  # type: ignore[union-attr]
-    if "M" in letters and not count:
-        raise UserError(f"attn_type {attn_type!r} has an M stage but no number of linear blocks; write e.g. IIMS2")
+    found = re.fullmatch(r"([LlIiVvSsM]+)(\d*)", attn_type)
+    letters, count = found.groups() if found else ("", "")
+    if len(letters) != len(depths) or ("M" in letters) != bool(count):
+        raise UserError(
+            f"flags {attn_type!r} do not fit {len(depths)} stages; a letter for each: l or i linear, v or s softmax, "
+            "e.g. llvv; or M and a number at the end for a stage with that many linear blocks first, e.g. IIMS2"
+        )
     return [
         ["l"] * min(int(count), depth) + ["s"] * (depth - int(count)) if letter == "M" else [letter] * depth
         for letter, depth in zip(letters, depths)
