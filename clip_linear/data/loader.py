@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import dataclasses
 import faulthandler
 import logging
@@ -34,6 +35,7 @@ from clip_linear.data.watch import Watchdog, describe_dead, dump_workers, too_sl
 from clip_linear.errors import RunError, UserError
 
 log = logging.getLogger(__name__)
+_PR_SET_PDEATHSIG = 1
 _POLL_S = 2.0  # how often a wait for a worker looks whether it lives
 
 
@@ -187,23 +189,28 @@ class TrainLoader:
         items = self._start_workers()
         workers: list[BaseProcess] = getattr(items, "_workers", [])
         deadline = time.monotonic() + self.config.timeout_s
-        while True:
-            try:
-                item = next(items)
-            except StopIteration:
-                return
-            except RuntimeError as error:
-                dead = describe_dead(workers, self.rss_bytes)
-                if dead is not None:
-                    raise RunError(dead) from None
-                if "timed out" not in str(error):
-                    raise
-                if time.monotonic() < deadline:
-                    continue
-                dump_workers(workers)
-                raise RunError(too_slow(self.config.timeout_s)) from None
-            yield item
-            deadline = time.monotonic() + self.config.timeout_s
+        try:
+            while True:
+                try:
+                    item = next(items)
+                except StopIteration:
+                    return
+                except RuntimeError as error:
+                    dead = describe_dead(workers, self.rss_bytes)
+                    if dead is not None:
+                        raise RunError(dead) from None
+                    if "timed out" not in str(error):
+                        raise
+                    if time.monotonic() < deadline:
+                        continue
+                    dump_workers(workers)
+                    raise RunError(too_slow(self.config.timeout_s)) from None
+                yield item
+                deadline = time.monotonic() + self.config.timeout_s
+        finally:
+            del items  # torch asks its workers to end; one that is stuck would keep this process from ending
+            for worker in workers:
+                worker.kill()
 
     def _start_workers(self) -> Iterator[Item | Failure]:
         loader = DataLoader(
@@ -308,8 +315,11 @@ def _same(item: Any) -> Any:
 
 def _start_worker(_: int) -> None:
     # Signals to the job are the main process's to answer; Ctrl-C and a cluster's notice reach all processes.
-    for name in (signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2):
+    for name in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(name, signal.SIG_IGN)
+    # A worker that outlived a killed main process would hold its memory and the run's lock.
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # Linux only; elsewhere torch looks every 5 s
     faulthandler.enable(2)
 
 

@@ -106,8 +106,7 @@ class Attempt:
         self.number = 0
 
     def start(self, step: int) -> None:
-        """Begin: the record's first line, failed.json of an earlier attempt taken away, the heartbeat running."""
-        (self.run_dir / FAILED).unlink(missing_ok=True)
+        """Begin: the record's first line, the heartbeat running."""
         self.number = 1 + attempts_so_far(self.run_dir)
         if self._alone:
             host = self.state["host"]

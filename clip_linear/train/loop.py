@@ -98,6 +98,8 @@ class Trainer:
         self.config, self.world, self.stop, self.evaluate = config, world, stop, evaluate
         self.run_dir: Path = config.run_dir
         facts = {"code": provenance.commit(), "versions": provenance.versions(), "run": config.run_id}
+        if world.is_first:
+            (self.run_dir / folder.FAILED).unlink(missing_ok=True)
         table = world.preflight(facts | {"data": config.train_data})
         if world.is_first:
             folder.claim(self.run_dir, config, table)

@@ -28,6 +28,8 @@ class Watch:
         here = socket.gethostname()
         self.run_dir, self.rank = run_dir, rank
         self.neighbours = {r["rank"]: r["pid"] for r in table if r["host"] == here and r["rank"] != rank}
+        # An earlier attempt's failed.json may still be seen for a while on a network file system.
+        self._before = _stamp(run_dir / FAILED)
         self._stop = threading.Event()
         if len(table) > 1:
             threading.Thread(target=self._run, name="watch", daemon=True).start()
@@ -43,7 +45,7 @@ class Watch:
     def _run(self) -> None:
         while not self._stop.wait(LOOK_S):
             dead = self.dead()
-            if dead or (self.run_dir / FAILED).exists():
+            if dead or _stamp(self.run_dir / FAILED) not in (0, self._before):
                 if self._stop.wait(GRACE_S):
                     return
                 if dead:
@@ -53,6 +55,14 @@ class Watch:
                 log.error("rank %d ends with the rank that failed, see %s", self.rank, self.run_dir / FAILED)
                 logging.shutdown()
                 os._exit(1)
+
+
+def _stamp(path: Path) -> int:
+    """When a file was written; 0 where there is none."""
+    try:
+        return path.stat().st_mtime_ns
+    except OSError:
+        return 0
 
 
 def is_alive(pid: int) -> bool:

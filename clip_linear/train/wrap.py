@@ -30,10 +30,7 @@ def wrap(model: nn.Module, config: TrainConfig, world: World) -> nn.Module:
                 world.world_size,
             )
         ids = [world.device] if world.device.type == "cuda" else None  # OpenCLIP's [cpu] is refused by DDP
-        moving = any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in model.modules())
-        wrapped = nn.parallel.DistributedDataParallel(
-            model, device_ids=ids, static_graph=config.ddp_static_graph, broadcast_buffers=moving
-        )
+        wrapped = nn.parallel.DistributedDataParallel(model, device_ids=ids, static_graph=config.ddp_static_graph)
     if config.torchcompile:
         if config.grad_checkpointing and world.world_size > 1:
             torch._dynamo.config.optimize_ddp = False  # checkpointing does not compile under DDP's own optimizer

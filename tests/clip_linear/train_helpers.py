@@ -6,6 +6,7 @@ import logging
 import multiprocessing
 import os
 import random
+import signal
 import subprocess
 import sys
 import tarfile
@@ -186,6 +187,7 @@ def codes(processes: list[Any], timeout_s: float = 120) -> list[int]:
 
 def _run(args: list[str], loader: Any, env: dict[str, str]) -> None:
     os.environ.update(env)
+    multiprocessing.set_start_method("fork", force=True)  # data workers are this process's children, as in a real run
     from clip_linear.train.loop import train
 
     logging.basicConfig(level=logging.INFO, format=f"[{env.get('RANK', 0)}] %(message)s")
@@ -199,3 +201,61 @@ def start_call(function: Any, *args: Any) -> Any:
     process = _SERVER.Process(target=function, args=args)
     process.start()
     return process
+
+
+def _killing(args: list[str], moment: tuple, env: dict[str, str]) -> None:
+    """``train`` on real shards in a process that a moment of its own making ends.
+
+    ("alarm", s): killed after s seconds, wherever it is. ("fsync", n), ("rename", n): killed in the n-th such call.
+    ("half", n): killed when half of the n-th checkpoint is written. ("batch", n, signal): the signal at the n-th batch.
+    """
+    kind, n, *rest = moment
+    seen = {"n": 0}
+
+    def now() -> bool:
+        seen["n"] += 1
+        return seen["n"] == n
+
+    def die(*_: Any) -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    def before(owner: Any, name: str, act: Any, counts: Any = lambda *_: True) -> None:
+        original = getattr(owner, name)
+
+        def wrapped(*a: Any, **k: Any) -> Any:
+            if counts(*a) and now():
+                act(*a)
+            return original(*a, **k)
+
+        setattr(owner, name, wrapped)
+
+    def half(value: Any, path: Any) -> None:
+        whole = io.BytesIO()
+        save(value, whole)
+        Path(path).write_bytes(whole.getvalue()[: len(whole.getvalue()) // 2])
+        die()
+
+    save = torch.save
+    if kind == "alarm":
+        signal.setitimer(signal.ITIMER_REAL, n)  # SIGALRM's default ends the process as SIGKILL would
+    elif kind == "fsync":
+        before(os, "fsync", die)
+    elif kind == "rename":
+        before(os, "replace", die)
+    elif kind == "half":
+        before(torch, "save", half, lambda value, path: isinstance(path, Path))  # not what ranks send
+    elif kind == "batch":
+        from clip_linear.train.feed import Feed
+
+        before(Feed, "next_pairs", lambda *_: os.kill(os.getpid(), rest[0]))
+    _run(args, None, env)
+
+
+def start_ranks_until(n: int, args: list[str], moment: tuple, rank: int = 0) -> list[Any]:
+    """Ranks on real shards, one of which meets ``moment`` (see ``_killing``)."""
+    out = []
+    for i in range(n):
+        env = {"RANK": i, "LOCAL_RANK": i, "WORLD_SIZE": n, "LOCAL_WORLD_SIZE": n} if n > 1 else {}
+        mine = moment if i == rank else ("none", 0)
+        out.append(start_call(_killing, args, mine, {k: str(v) for k, v in env.items()}))
+    return out
