@@ -145,17 +145,21 @@ def test_a_dead_node(cluster):
 
 
 def kill_node(node, cluster):
-    """The node is gone with everything on it: its daemon and the processes of its jobs."""
-    pidfile = f"/var/lib/slurm-sbx/run/slurmd-{node}.pid"
-    processes = subprocess.run(["ps", "-eo", "pid,ppid,args"], capture_output=True, text=True).stdout.splitlines()[1:]
-    table = [(int(a), int(b), c) for a, b, c in (line.split(None, 2) for line in processes)]
-    roots = {pid for pid, _, args in table if args.startswith("slurmstepd: ") and f"[{cluster.job()}." in args}
-    doomed, grown = set(roots), True
-    while grown:
-        more = {pid for pid, parent, _ in table if parent in doomed} - doomed
-        doomed, grown = doomed | more, bool(more)
-    assert roots, "the job has no step daemon here"
-    subprocess.run(["kill", "-9", Path(pidfile).read_text().strip(), *map(str, doomed)], check=False)
+    """The node is gone with everything on it: its daemon, and its job's processes with the step daemons above them."""
+    mark = f"SLURM_JOB_ID={cluster.attempts()[-1]['raw_job']}".encode()
+    doomed = set()
+    for proc in Path("/proc").glob("[0-9]*"):
+        try:
+            if mark in (proc / "environ").read_bytes().split(b"\0"):
+                parent = (proc / "stat").read_text().rpartition(")")[2].split()[1]
+                doomed.add(proc.name)
+                if Path(f"/proc/{parent}/comm").read_text().startswith("slurmstepd"):
+                    doomed.add(parent)
+        except OSError:  # it ended meanwhile
+            continue
+    assert doomed, "the job has no process here"
+    daemon = Path(f"/var/lib/slurm-sbx/run/slurmd-{node}.pid").read_text().strip()
+    subprocess.run(["kill", "-9", daemon, *doomed], check=False)
 
 
 def revive_node(node):

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from clip_linear.files import read_jsonl
-from tests.slurm.cluster import Cluster
+from tests.slurm import cluster
 
 pytestmark = pytest.mark.slurm
 STEPS = 40
@@ -21,7 +21,7 @@ def emoji_data(slurm, tmp_path_factory):
     return folder
 
 
-class Real(Cluster):
+class Real(cluster.Cluster):
     """One real run, two samples a rank and step."""
 
     def __init__(self, folder, data, resources, ranks):
@@ -48,7 +48,7 @@ class Real(Cluster):
 
 
 @pytest.mark.timeout(600)
-def test_one_and_two_nodes_and_a_requeue_in_between(emoji_data, slurm, tmp_path):
+def test_one_and_two_nodes_and_a_requeue_in_between(emoji_data, tmp_path):
     # Two runs of two ranks share node1 at the same time: they would meet each other if ports or files could collide.
     one_node = 'nodelist = "node1"\ntasks_per_node = 2'
     alone = Real(tmp_path / "alone", emoji_data, "", ranks=1)
@@ -60,7 +60,7 @@ def test_one_and_two_nodes_and_a_requeue_in_between(emoji_data, slurm, tmp_path)
         for run in (hit, plain, wide, alone):
             run.launch("run")
         hit.until(lambda: len(read_jsonl(hit.run_dir() / "metrics.jsonl")) >= 5, "five steps", 240, 0.1)
-        slurm("scancel", "--signal=USR2", hit.job())
+        cluster.slurm("scancel", "--signal=USR2", hit.job())
         for run in runs:
             run.wait_for("DONE", timeout_s=400)
     finally:
