@@ -62,7 +62,7 @@ def by_words(tokenizer: Any, texts: Sequence[str]) -> np.ndarray | None:
     import numpy as np
 
     pattern, clean = getattr(tokenizer, "pat", None), getattr(tokenizer, "clean_fn", None)
-    if pattern is None or getattr(clean, "__name__", "") != "_clean_lower":
+    if pattern is None or clean is None or getattr(clean, "__name__", "") != "_clean_lower":
         return None
     words: dict[str, list[int]] = {}
     length, end = int(tokenizer.context_length), tokenizer.eot_token_id

@@ -153,3 +153,22 @@ def test_an_unreadable_set_says_so(clip, tmp_path: Path) -> None:
     with pytest.raises(RunError, match="no image of 'set' could be read"):
         evaluate(*clip, root, on_error="skip")
     assert image_bytes(1)
+
+
+def test_a_model_at_chance_is_pointed_out(clip, tmp_path: Path) -> None:
+    from clip_linear_eval.settings import Settings
+    from clip_linear_eval.zeroshot import measure
+
+    root = write_folder(tmp_path / "set", [str(i) for i in range(len(NAMES))], 15, NAMES)
+    evaluation = measure(*clip, root, Settings())
+    assert evaluation.rows[0]["ci_low"] <= 1 / 7
+    assert any("not above chance (14.29 %)" in note for note in evaluation.notes)
+    # Names that fit what the model says: the class of each picture is what it is taken for.
+    assert evaluation.scores is not None
+    for i, top in zip(evaluation.scores.index, evaluation.scores.top[:, 0]):
+        old = root / evaluation.data.files[i]
+        (root / str(top) / f"as_{i}.jpg").write_bytes(old.read_bytes())
+        old.unlink()
+    for c in range(7):  # a class that nothing is taken for still needs its folder
+        (root / str(c) / "one.jpg").write_bytes(image_bytes(c))
+    assert not any("chance" in note for note in measure(*clip, root, Settings()).notes)

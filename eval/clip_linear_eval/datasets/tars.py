@@ -83,7 +83,7 @@ def read_tars(root: Path, split: str = "test", captions_first: bool = False) -> 
     by_folder = not take_labels and not captioned and all(sample.folder for sample in found)
     names, templates = own_texts(texts)
     return Source(
-        name=(root if root.is_dir() else Path(root.name.split(".")[0])).resolve().name,
+        name=_name(root, texts),
         root=root,
         files=[sample.file for sample in found],
         read=lambda i: found[i].read(),
@@ -94,6 +94,12 @@ def read_tars(root: Path, split: str = "test", captions_first: bool = False) -> 
         sizes=[sample.size for sample in found],
         faults=faults,
     )
+
+
+def _name(root: Path, texts: Path) -> str:
+    """The folder's name; for a single tar its own, unless that is only a number."""
+    stem = root.name.split(".")[0]
+    return root.resolve().name if root.is_dir() else texts.resolve().name if stem.isdigit() else stem
 
 
 def _samples(tar: Path, faults: list[dict[str, str]]) -> list[_Found]:
