@@ -8,7 +8,7 @@ from clip_linear.backbones.swin import Block, WindowSoftmax
 
 
 def pairwise(attn, x, size, window, shift):
-    """What each token of an image [B, H·W, C] gets: softmax over its window, with the bias of every offset, and −100 for
+    """What each token of an image [B, H·W, C] gets: softmax over its window, with the bias of every offset, −100 for
     tokens that were not neighbours before the roll."""
     H, W = size
     B, _, C = x.shape
