@@ -64,7 +64,7 @@ def decode_image(
     except PIL.Image.DecompressionBombError as error:
         raise BadImageError("image_too_large", f"more than {max_pixels} pixels ({error})"[:200]) from None
     except DECODE_ERRORS as error:
-        raise BadImageError("image_decode_error", f"{type(error).__name__}: {error}"[:200]) from None
+        raise BadImageError("image_decode_error", _explain(error)) from None
     return _bound_aspect(_turn(image, orientation), max_aspect)
 
 
@@ -79,7 +79,15 @@ def image_size(data: bytes) -> tuple[int, int]:
     try:
         return _open(data, 1 << 62).size
     except DECODE_ERRORS as error:
-        raise BadImageError("image_decode_error", f"{type(error).__name__}: {error}"[:200]) from None
+        raise BadImageError("image_decode_error", _explain(error)) from None
+
+
+def _explain(error: BaseException) -> str:
+    import PIL
+
+    if isinstance(error, PIL.UnidentifiedImageError):  # its own text names an address in memory
+        return "no known image format"
+    return f"{type(error).__name__}: {error}"[:200]
 
 
 def _open(data: bytes, max_pixels: int) -> Image:

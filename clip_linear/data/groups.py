@@ -170,8 +170,8 @@ def read_member(file: BinaryIO, member: Member) -> bytes:
 def group_faults(group: Group, shard: str) -> list[Fault]:
     """The faults that names alone tell: duplicates, and a lack of image or caption that no damage explains."""
     faults = [
-        Fault("duplicate_key", shard, group.key, group.offset, "the key comes again in this shard")
-        for _ in range(group.duplicates)
+        Fault("duplicate_key", shard, group.key, group.offset, f"the key comes again in this shard, time {n + 1}")
+        for n in range(group.duplicates)
     ]
     problem = group.problem()
     if problem is not None and not group.is_damaged:

@@ -71,7 +71,7 @@ def train_loader(
 class TrainLoader:
     """Iterable of Batch; ``len`` is the number of batches of the whole budget. Iterate it once.
 
-    ``faults`` counts what was lost by reason, cumulative over the run (also over restarts), for this rank.
+    ``faults`` counts what was lost by reason over the whole run (restarts included), for this rank.
     """
 
     def __init__(
@@ -101,11 +101,7 @@ class TrainLoader:
         self.mine = [str(s) for s in mine]
         if any(name not in self.state["streams"] for name in self.mine[: step if state is not None else 0]):
             log.warning("the checkpoint holds no data state of rank %d: its data begin anew", rank)
-        # Former ranks' rows stay in the file, and rank 0 goes on telling how many there are.
-        self.rows = {
-            r: n for r, n in self.state["rows"].items() if int(r) == rank or (rank == 0 and int(r) >= world_size)
-        }
-        self.log = FaultLog(faults_path, rank, world_size, self.state["rows"])
+        self.log = FaultLog(faults_path, rank, world_size, self.state["faults"])
         self.limit = RateLimit(config.max_fault_rate, {s: self.state["streams"].get(s) for s in self.mine})
         self.rss_bytes: dict[int, int] = {}
         self.has_warned = False
@@ -133,17 +129,14 @@ class TrainLoader:
 
     @property
     def faults(self) -> dict[str, int]:
-        """Faults of this rank by reason, up to the last batch."""
-        return self._total("faults")
+        """What this rank has met by reason, up to the last batch: each fault once, however many passes meet it."""
+        return dict(self.log.counts)
 
     @property
     def delivered(self) -> dict[str, int]:
         """Samples delivered to this rank by source (``"0"``, ``"1"``, … of ``--train-data``), up to the last batch."""
-        return self._total("delivered")
-
-    def _total(self, what: str) -> dict[str, int]:
         streams = self.state["streams"]
-        return dict(sorted(add_up(streams[s][what] for s in self.mine if s in streams).items()))
+        return dict(sorted(add_up(streams[s]["delivered"] for s in self.mine if s in streams).items()))
 
     def __iter__(self) -> Iterator[Batch]:
         items = self._here() if self.config.workers == 0 else self._from_workers()
@@ -155,7 +148,7 @@ class TrainLoader:
 
     def close(self) -> None:
         """Tell the counts. (The worker processes end with the iterator.)"""
-        self.log.close(self.faults, self.delivered)
+        self.log.close(self.delivered)
 
     def _receive(self, item: Item) -> Batch:
         stream = str(item.stream)
@@ -166,11 +159,13 @@ class TrainLoader:
                 "a batch of %d holds a sample more than once: the shards give a stream fewer samples than that",
                 self.config.batch_size,
             )
-        self.rows = {**self.rows, str(self.rank): self.log.write(item.faults)}
+        self.log.take(item.faults)
         self.state = {**self.state, "streams": {**self.state["streams"], stream: item.state}}
         self.limit.check(stream, item.state, self.faults)
         own = {s: self.state["streams"][s] for s in self.mine if s in self.state["streams"]}
-        return Batch(item.images, item.texts, len(item.texts), {**self.state, "streams": own, "rows": self.rows})
+        return Batch(
+            item.images, item.texts, len(item.texts), {**self.state, "streams": own, "faults": self.log.saved()}
+        )
 
     def _here(self) -> Generator[Item | Failure, None, None]:
         items = iter(self.dataset)
@@ -195,7 +190,8 @@ class TrainLoader:
                     item = next(items)
                 except StopIteration:
                     return
-                except RuntimeError as error:
+                # Besides torch's own RuntimeError: a worker's batch may have been on its way when it died.
+                except (RuntimeError, EOFError, OSError) as error:
                     dead = describe_dead(workers, self.rss_bytes)
                     if dead is not None:
                         raise RunError(dead) from None
@@ -303,8 +299,8 @@ class StreamDataset(IterableDataset):  # type: ignore[type-arg]
         folder, limit = self.cache
         store = Store(cache=None if folder is None else ShardCache(Path(folder), limit))
         stream = Stream(self.plan, number, state, self.prepare, store)
-        for _ in range(batches):
-            pairs, after, faults = stream.next_batch()
+        for batch in range(batches):
+            pairs, after, faults = stream.next_batch(is_last=batch == batches - 1)
             images, texts = self.prepare.batch(pairs)
             yield Item(images, texts, number, after, faults, os.getpid(), _rss_bytes(), stream.has_repeated)
 

@@ -52,9 +52,9 @@ def merge_states(states: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     merged: dict[str, Any] = {}
     for state in states:
         if not merged:
-            merged = {**state, "streams": {}, "rows": {}}
+            merged = {**state, "streams": {}, "faults": {}}
         merged["streams"] |= state["streams"]
-        merged["rows"] |= state["rows"]
+        merged["faults"] |= state["faults"]
     return merged
 
 
@@ -62,15 +62,15 @@ def adopt(
     state: Mapping[str, Any] | None, *, shards: str, n_shards: int, seed: int, streams: int, resampled: bool
 ) -> dict[str, Any]:
     """The state to go on from: as it is for the same layout, else re-dealt so that nothing of this pass comes twice."""
-    new: dict[str, Any] = {"version": 1, "shards": shards, "streams_n": streams, "era": 0, "streams": {}, "rows": {}}
+    new: dict[str, Any] = {"version": 1, "shards": shards, "streams_n": streams, "era": 0, "streams": {}, "faults": {}}
     if state is None:
         return new
     same_shards = state["shards"] == shards
     if same_shards and state["streams_n"] == streams:
-        return {**state, "streams": dict(state["streams"]), "rows": dict(state["rows"])}
-    new["era"], new["rows"] = state["era"] + 1, dict(state["rows"])
+        return {**state, "streams": dict(state["streams"]), "faults": dict(state["faults"])}
+    new["era"], new["faults"] = state["era"] + 1, dict(state["faults"])
     if not same_shards:
-        log.warning("the shards are not those of the checkpoint: reading begins anew, faults go on counting")
+        log.warning("the shards are not those of the checkpoint: reading begins anew")
     else:
         log.warning(
             "the data continue with %d streams (ranks × workers) after %d: the order changes, the rest of the pass is "

@@ -25,7 +25,6 @@ log = logging.getLogger(__name__)
 # So many bad groups, or shards without any, and not one good sample: there is no need to go on.
 _HOPELESS_GROUPS = 1000
 _HOPELESS_SHARDS = 100
-_MAX_ROWS = 10_000  # fault rows of one reason that a stream hands on; beyond it counts only
 
 
 class NoSamplesError(Exception):
@@ -81,8 +80,12 @@ class Stream:
         self.size = 0
         self._restore_buffer()
 
-    def next_batch(self) -> tuple[list[Prepared], StreamState, list[Fault]]:
-        """The next batch, the state after it, and the faults met on the way. Raises NoSamplesError."""
+    def next_batch(self, is_last: bool = False) -> tuple[list[Prepared], StreamState, list[Fault]]:
+        """The next batch, the state after it, and the faults met on the way. Raises NoSamplesError.
+
+        With ``is_last``, what is left of the pass, if it is less than a batch, is looked at too: so a run of exactly
+        one pass has counted everything.
+        """
         batch: list[Prepared] = []
         held: set[tuple[int, int]] = set()
         while len(batch) < self.plan.batch_size:
@@ -93,6 +96,9 @@ class Stream:
             drawn = self._draw(held)
             if drawn is not None:
                 batch.append(drawn)
+        if is_last and self._unit() is None and len(self.buffer) < self.plan.batch_size:
+            while self.buffer:
+                self._draw(set())
         state = copy_stream(self.state)
         state["buffer"] = [number for shard, ordinal, _ in self.buffer for number in (shard, ordinal)]
         rows, self.rows = self.rows, []
@@ -235,10 +241,8 @@ class Stream:
 
     def _count(self, faults: list[Fault]) -> None:
         for fault in faults:
-            n = self.state["faults"].get(fault.reason, 0) + 1
-            self.state["faults"][fault.reason] = n
-            if n <= _MAX_ROWS:
-                self.rows.append(fault)
+            self.state["faults"][fault.reason] = self.state["faults"].get(fault.reason, 0) + 1
+            self.rows.append(fault)
 
     def _restore_buffer(self) -> None:
         """Read the pairs of the buffer again; their faults were counted when they were read first."""

@@ -90,6 +90,7 @@ def describe_dead(workers: Sequence[BaseProcess], rss_bytes: Mapping[int, int]) 
     """What is known of the worker processes that have died; None when all live."""
     dead = []
     for worker in workers:
+        worker.join(0.2)  # one that has just been killed may still be on its way out
         code = worker.exitcode
         if code is None or worker.pid is None:
             continue

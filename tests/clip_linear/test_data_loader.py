@@ -254,10 +254,26 @@ def test_broken_shards_beside_a_good_one_do_not_end_the_run(tmp_path, workers):
     (tmp_path / "d" / "00002.tar").write_bytes(b"<html>" * 300)
     batches, state = run(f"{data}/0000{{0..3}}.tar", workers=workers, batches=10)
     assert set(shown(batches)) == set(range(20))
-    faults = Counter()
-    for stream in state["streams"].values():
-        faults.update(stream["faults"])
-    assert set(faults) == {"empty_shard", "corrupt_shard", "missing_shard"}
+    assert state["faults"]["0"]["counts"] == {"empty_shard": 1, "corrupt_shard": 1, "missing_shard": 1}
+
+
+def rows(path):
+    found = [json.loads(line) for line in path.read_text().splitlines()]
+    assert all(set(row) == {"reason", "shard", "key", "offset", "detail", "rank"} for row in found)
+    return sorted((r["reason"], r["shard"], str(r["key"]), r["offset"], r["rank"]) for r in found)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("passes", [1, 3])
+def test_each_fault_is_counted_and_written_once(tmp_path, workers, passes):
+    data = write(tmp_path / "d", (20, 21, 22, 21), bad={3, 30, 31, 70})
+    (tmp_path / "d" / "00009.tar").write_bytes(b"")
+    one = loader(data, batches=passes * 10, workers=workers, faults_path=tmp_path / "f.jsonl")
+    assert len(list(one)) == passes * 10  # 80 good samples
+    assert one.faults == {"empty_shard": 1, "image_decode_error": 4}
+    found = rows(tmp_path / "f.jsonl")
+    assert [r[0] for r in found] == ["empty_shard"] + 4 * ["image_decode_error"]
+    assert [r[2] for r in found[1:]] == ["000003", "000030", "000031", "000070"]
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -265,21 +281,26 @@ def test_fault_rows_and_counts_are_those_of_an_uninterrupted_run(tmp_path, worke
     data = write(tmp_path / "d", (20, 21, 22, 17), bad={3, 30, 31, 70})
     (tmp_path / "d" / "00009.tar").write_bytes(b"")
     options = {"workers": workers, "batches": 9}
-
-    def rows(path):
-        found = [json.loads(line) for line in path.read_text().splitlines()]
-        assert all(set(row) == {"reason", "shard", "key", "offset", "detail", "rank"} for row in found)
-        return sorted((r["reason"], r["shard"], r["key"], r["offset"]) for r in found)
-
     whole = loader(data, faults_path=tmp_path / "whole.jsonl", **options)
-    assert len(list(whole)) == 9
-    assert whole.faults["image_decode_error"] >= 4 and sum(whole.faults.values()) == len(rows(tmp_path / "whole.jsonl"))
+    assert len(list(whole)) == 9 and len(rows(tmp_path / "whole.jsonl")) == sum(whole.faults.values())
     state = run(data, stop=4, faults_path=tmp_path / "cut.jsonl", **options)[1]
     # The first process went on after the checkpoint: it wrote rows that the second one will write again.
     run(data, stop=7, faults_path=tmp_path / "cut.jsonl", state=state, step=4, **options)
     second = loader(data, faults_path=tmp_path / "cut.jsonl", state=state, step=4, **options)
     assert len(list(second)) == 5
     assert second.faults == whole.faults and rows(tmp_path / "cut.jsonl") == rows(tmp_path / "whole.jsonl")
+
+
+def test_ranks_share_the_file_and_hand_on_their_counts(tmp_path):
+    data, path = write(tmp_path / "d", (16,) * 4, bad={3, 20, 40, 60}), tmp_path / "f.jsonl"
+    states = [run(data, stop=3, rank=r, world_size=2, batches=4, faults_path=path)[1] for r in range(2)]
+    before = sum((Counter(s["faults"][str(r)]["counts"]) for r, s in enumerate(states)), Counter())
+    assert len(rows(path)) == sum(before.values()) > 0
+    for r in range(2):  # rows that are written after the checkpoint
+        run(data, rank=r, world_size=2, batches=8, state=merge_states(states), step=3, faults_path=path)
+    one = loader(data, batches=12, state=merge_states(states), step=6, faults_path=path)
+    assert one.faults == before and len(rows(path)) == sum(before.values())
+    assert len(list(one)) == 6 and sum(one.faults.values()) == len(rows(path))
 
 
 def test_too_many_bad_samples_end_the_run_with_a_table(tmp_path):
