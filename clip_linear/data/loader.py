@@ -192,10 +192,11 @@ class TrainLoader:
                     return
                 # Besides torch's own RuntimeError: a worker's batch may have been on its way when it died.
                 except (RuntimeError, EOFError, OSError) as error:
-                    dead = describe_dead(workers, self.rss_bytes)
+                    is_late = "timed out" in str(error)
+                    dead = describe_dead(workers, self.rss_bytes, 0.0 if is_late else 0.5)
                     if dead is not None:
                         raise RunError(dead) from None
-                    if "timed out" not in str(error):
+                    if not is_late:
                         raise
                     if time.monotonic() < deadline:
                         continue

@@ -86,11 +86,11 @@ def dump_workers(workers: Sequence[BaseProcess]) -> None:
         worker.join(5.0)
 
 
-def describe_dead(workers: Sequence[BaseProcess], rss_bytes: Mapping[int, int]) -> str | None:
+def describe_dead(workers: Sequence[BaseProcess], rss_bytes: Mapping[int, int], patience_s: float) -> str | None:
     """What is known of the worker processes that have died; None when all live."""
     dead = []
     for worker in workers:
-        worker.join(0.2)  # one that has just been killed may still be on its way out
+        worker.join(patience_s)  # one that has just been killed may still be on its way out
         code = worker.exitcode
         if code is None or worker.pid is None:
             continue
