@@ -102,7 +102,8 @@ def diagonal_attention(
 def _run(x: Inputs, form: Form) -> Tensor:
     eps = form.eps if x.eps is None else x.eps
     if torch.compiler.is_compiling():
-        if dispatch.traced_as_operator(x.q.device.type, x.v.dtype):
+        widest = max(x.q.shape[-1], x.v.shape[-1])
+        if dispatch.traced_as_operator(x.q.device.type, x.v.dtype, form.feature, widest):
             return operator(x, form)
         return _plain(x, eps, form)
     whole = dispatch.whole_form()

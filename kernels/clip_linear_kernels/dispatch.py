@@ -12,11 +12,14 @@ import torch
 
 from clip_linear_kernels import lean
 from clip_linear_kernels.call import Backend, Form, Inputs
+from clip_linear_kernels.cpu import launch
+from clip_linear_kernels.cpu.build import kernel
 
 logger = logging.getLogger(__name__)
 
 BACKENDS = {
     "triton": "fused kernels for CUDA and ROCm devices",
+    "cpp": "a C++ kernel for CPUs, compiled at first use",
     "eager": "torch operators, forward and backward written out; any device and dtype",
     "compile": "torch.compile of the plain form",
     "reference": "the N×M weight matrix written out, in float64: slow, for comparison",
@@ -51,6 +54,14 @@ def choose(x: Inputs, form: Form) -> tuple[str, Any, str]:
     device = x.v.device.type
     if _forced == "eager":
         return "eager", lean, "asked for"
+    if device == "cpu" and _forced in (None, "cpp") and torch._C._len_torch_dispatch_stack() == 0:
+        reason = launch.unsupported(x, form)
+        if reason is None:
+            build = kernel()
+            if build.library is not None:
+                return "cpp", launch, build.isa
+            reason = build.state
+        return "eager", lean, reason
     if torch._C._len_torch_dispatch_stack() > 0:
         return "eager", lean, "a dispatch mode (FLOP counter, fake tensors) wants to see torch operators"
     if device == "cuda" or _forced == "triton":
@@ -67,17 +78,24 @@ def whole_form() -> str | None:
     return _forced if _forced in ("reference", "compile") else None
 
 
-def traced_as_operator(device: str, dtype: torch.dtype) -> bool:
-    """Whether ``torch.compile`` should see the opaque operator instead of the plain form, which Inductor fuses."""
-    return (
-        device == "cuda" and dtype != torch.float64 and _forced in (None, "triton") and _triton(device)[0] is not None
-    )
+def traced_as_operator(device: str, dtype: torch.dtype, feature: str, widest: int) -> bool:
+    """Whether ``torch.compile`` should see the opaque operator instead of the plain form, which Inductor fuses.
+
+    The operator wins where a kernel stands behind it: a compiled plain form takes about twice its time on CPU.
+    """
+    if device == "cuda" and _forced in (None, "triton"):
+        return dtype in (torch.float32, torch.bfloat16, torch.float16) and _triton(device)[0] is not None
+    if device == "cpu" and _forced in (None, "cpp"):
+        return launch.serves(dtype, feature, widest) is None and kernel().library is not None
+    return False
 
 
 def available_backends() -> dict[str, str]:
-    """Backend -> "ready", or why it cannot be used here and what to do."""
+    """Backend -> "ready" (C++: its instruction set and build), or why it cannot be used here and what to do."""
     found = dict.fromkeys(BACKENDS, "ready")
     found["triton"] = _triton("cuda" if torch.cuda.is_available() else "cpu")[1] or "ready"
+    build = kernel()
+    found["cpp"] = f"{build.isa}; {build.state}" if build.library is not None else build.state
     return found
 
 
@@ -87,9 +105,9 @@ def _triton(device: str) -> tuple[Any, str | None]:
         return None, "Triton is not installed: pip install triton"
     if device != "cuda" and os.environ.get("TRITON_INTERPRET") != "1":
         return None, "no CUDA or ROCm device"
-    from clip_linear_kernels.gpu import launch
+    from clip_linear_kernels.gpu import launch as gpu
 
-    return launch, None
+    return gpu, None
 
 
 @functools.cache

@@ -1,0 +1,1 @@
+"""The primitive in C++ for CPUs: compiled at first use, cached, called through ctypes."""

@@ -1,0 +1,175 @@
+// The non-causal steps, on the tools of body.h; formulas in lean.py. Blocks of T tokens; every scratch row is padded.
+
+struct Range {
+  int64_t lo, hi;
+  TARGET Range(const Sizes& z, int64_t part, int64_t length)
+      : lo(part * z.per_part), hi(lo + z.per_part < length ? lo + z.per_part : length) {}
+};
+
+// The state of the keys lo..hi, added up into ``at``.
+TARGET static void add_state(const Problem& p, const Sizes& z, int64_t head, Range r, float* at) {
+  const Keys keys(p, z, head);
+  State st(at, z);
+  alignas(64) float phi[T * 128], v[T * 128], inverse[T];
+  for (int64_t i = 0; i < z.state; i++) at[i] = 0;
+  for (int64_t j = r.lo; j < r.hi; j += T) {
+    const int64_t t = r.hi - j < T ? r.hi - j : T;
+    keys.read(j, t, phi, inverse, v);
+    keys.weigh(j, t, phi, z.F);
+    for (int64_t i = 0; i < t; i++) {
+      const float w = keys.weight(j + i);
+      *st.n += w;
+      add_scaled(st.u, w, v + i * z.E, z.E);
+      add_scaled(st.s, 1.0f, phi + i * z.F, z.F);
+    }
+    gemm(p.F, z.E, t, phi, z.F, 1, v, z.E, st.S, z.E, true);
+    if (!p.kd.data) continue;
+    keys.kd.read(j, t, phi);
+    apply_feature(p.feature, phi, t, p.F, z.F, inverse);
+    for (int64_t i = 0; i < t; i++)
+      if (keys.weight(j + i) != 0) add_scaled(st.sd, keys.weight(j + i), phi + i * z.F, z.F);
+  }
+}
+
+TARGET static void apply_state(const Problem& p, const Sizes& z, int64_t head, Range r, float* at) {
+  const Head q(p.q, p, head, p.F, z.F), qd(p.qd.data ? p.qd : p.q, p, head, p.F, z.F), out(p.out, p, head, p.E, z.E);
+  const Eps eps(p, head);
+  const State st(at, z);
+  const float n = *st.n > 0 ? *st.n : 1.0f;
+  alignas(64) float phi[T * 128], y[T * 128], d[T], inverse[T];
+  for (int64_t j = r.lo; j < r.hi; j += T) {
+    const int64_t t = r.hi - j < T ? r.hi - j : T;
+    q.read(j, t, phi);
+    apply_feature(p.feature, phi, t, p.F, z.F, inverse);
+    gemm(t, z.E, p.F, phi, 1, z.F, st.S, z.E, y, z.E, false);
+    if (p.qd.data) {
+      qd.read(j, t, phi);
+      apply_feature(p.feature, phi, t, p.F, z.F, inverse);
+    }
+    for (int64_t i = 0; i < t; i++) d[i] = product(phi + i * z.F, p.qd.data ? st.sd : st.s, z.F);
+    for (int64_t i = 0; i < t; i++) {
+      const Slopes c = coefficients(p.normaliser, d[i], n, (float)p.scale, eps.at(j + i));
+      float* row = y + i * z.E;
+      for (int64_t e = 0; e < z.E; e += LANES) store(row + e, c.a * load(row + e) + c.b * load(st.u + e));
+      out.write(j + i, row);
+    }
+  }
+}
+
+// Gradients by q of the queries lo..hi, and their sums ∂S, ∂s, ∂u, ∂n into ``sums``, laid out like a state.
+TARGET static void query_gradient(const Problem& p, const Sizes& z, int64_t head, Range r, float* at, float* sums) {
+  const Head q(p.q, p, head, p.F, z.F), qd(p.qd.data ? p.qd : p.q, p, head, p.F, z.F), grad(p.out, p, head, p.E, z.E);
+  const Head dq(p.dq, p, head, p.F, z.F), dqd(p.qd.data ? p.dqd : p.dq, p, head, p.F, z.F);
+  const Eps eps(p, head);
+  const State st(at, z);
+  State ds(sums, z);
+  const float n = *st.n > 0 ? *st.n : 1.0f;
+  alignas(64) float phi[T * 128], phid[T * 128], g[T * 128], h[T * 128], inverse[T], inversed[T];
+  alignas(64) float St[128 * 128];
+  transpose(st.S, z.E, p.F, z.E, St, z.F);
+  for (int64_t e = 0; e < z.E; e++)
+    for (int64_t f = p.F; f < z.F; f++) St[e * z.F + f] = 0;
+  for (int64_t i = 0; i < z.state; i++) sums[i] = 0;
+  for (int64_t j = r.lo; j < r.hi; j += T) {
+    const int64_t t = r.hi - j < T ? r.hi - j : T;
+    q.read(j, t, phi);
+    apply_feature(p.feature, phi, t, p.F, z.F, inverse);
+    if (p.qd.data) {
+      qd.read(j, t, phid);
+      apply_feature(p.feature, phid, t, p.F, z.F, inversed);
+    }
+    grad.read(j, t, g);
+    gemm(t, z.F, p.E, g, 1, z.E, St, z.F, h, z.F, false);
+    for (int64_t i = 0; i < t; i++) {
+      float *x = phi + i * z.F, *xd = p.qd.data ? phid + i * z.F : x, *hi = h + i * z.F, *gi = g + i * z.E;
+      const float along = product(hi, x, z.F), gu = product(gi, st.u, z.E);
+      const float d = product(xd, p.qd.data ? st.sd : st.s, z.F);
+      const Slopes c = coefficients(p.normaliser, d, n, (float)p.scale, eps.at(j + i));
+      const float delta = c.a_d * along + c.b_d * gu;
+      *ds.n += c.a_n * along + c.b_n * gu;
+      add_scaled(ds.u, c.b, gi, z.E);
+      add_scaled(p.qd.data ? ds.sd : ds.s, delta, xd, z.F);
+      for (int64_t f = 0; f < z.F; f += LANES) {
+        const V more = p.qd.data ? V{} : delta * load(st.s + f);
+        store(hi + f, c.a * load(hi + f) + more);
+      }
+      for (int64_t e = 0; e < z.E; e += LANES) store(gi + e, c.a * load(gi + e));
+      feature_vjp(p.feature, x, inverse[i], hi, z.F);
+      dq.write(j + i, hi);
+      if (!p.qd.data) continue;
+      for (int64_t f = 0; f < z.F; f += LANES) store(hi + f, delta * load(st.sd + f));
+      feature_vjp(p.feature, xd, inversed[i], hi, z.F);
+      dqd.write(j + i, hi);
+    }
+    gemm(p.F, z.E, t, phi, z.F, 1, g, z.E, ds.S, z.E, true);
+  }
+}
+
+TARGET static void key_gradient(const Problem& p, const Sizes& z, int64_t head, Range r, float* at, float* sums) {
+  const Keys keys(p, z, head);
+  const Head dk(p.dk, p, head, p.F, z.F), dv(p.dv, p, head, p.E, z.E), dkd(p.kd.data ? p.dkd : p.dk, p, head, p.F, z.F);
+  const State st(at, z), ds(sums, z);
+  alignas(64) float phi[T * 128], v[T * 128], gk[T * 128], gv[T * 128], inverse[T];
+  alignas(64) float St[128 * 128];
+  transpose(ds.S, z.E, p.F, z.E, St, z.F);
+  for (int64_t e = 0; e < z.E; e++)
+    for (int64_t f = p.F; f < z.F; f++) St[e * z.F + f] = 0;
+  float* dw = p.dw ? p.dw + head * p.M : nullptr;
+  for (int64_t j = r.lo; j < r.hi; j += T) {
+    const int64_t t = r.hi - j < T ? r.hi - j : T;
+    keys.read(j, t, phi, inverse, v);
+    gemm(t, z.F, p.E, v, 1, z.E, St, z.F, gk, z.F, false);
+    gemm(t, z.E, p.F, phi, 1, z.F, ds.S, z.E, gv, z.E, false);
+    for (int64_t i = 0; i < t; i++) {
+      const float w = keys.weight(j + i);
+      float *x = phi + i * z.F, *a = gk + i * z.F, *b = gv + i * z.E;
+      if (!p.kd.data) add_scaled(a, 1.0f, ds.s, z.F);
+      if (dw) dw[j + i] = product(x, a, z.F) + product(v + i * z.E, ds.u, z.E) + (*st.n > 0 ? *ds.n : 0.0f);
+      for (int64_t f = 0; f < z.F; f += LANES) store(a + f, w * load(a + f));
+      for (int64_t e = 0; e < z.E; e += LANES) store(b + e, w * (load(b + e) + load(ds.u + e)));
+      feature_vjp(p.feature, x, inverse[i], a, z.F);
+      dk.write(j + i, a);
+      dv.write(j + i, b);
+    }
+    if (!p.kd.data) continue;
+    keys.kd.read(j, t, phi);
+    apply_feature(p.feature, phi, t, p.F, z.F, inverse);
+    for (int64_t i = 0; i < t; i++) {
+      float *x = phi + i * z.F, *a = gk + i * z.F;
+      if (dw) dw[j + i] += product(x, ds.sd, z.F);
+      for (int64_t f = 0; f < z.F; f += LANES) store(a + f, keys.weight(j + i) * load(ds.sd + f));
+      feature_vjp(p.feature, x, inverse[i], a, z.F);
+      dkd.write(j + i, a);
+    }
+  }
+}
+
+// Workspace: states [heads, splits], then their gradients [heads, splits].
+FN float* state_of(const Problem& p, const Sizes& z, int64_t head, int64_t part) {
+  return p.workspace + (head * z.splits + part) * z.state;
+}
+FN float* sums_of(const Problem& p, const Sizes& z, int64_t head, int64_t part) {
+  return state_of(p, z, p.B * p.H + head, part);
+}
+TARGET static void whole_forward(const Problem& p, const Sizes& z, int64_t head, int64_t) {
+  add_state(p, z, head, Range(z, 0, p.M), state_of(p, z, head, 0));
+  apply_state(p, z, head, Range(z, 0, p.N), state_of(p, z, head, 0));
+}
+TARGET static void whole_backward(const Problem& p, const Sizes& z, int64_t head, int64_t) {
+  float *st = state_of(p, z, head, 0), *ds = sums_of(p, z, head, 0);
+  add_state(p, z, head, Range(z, 0, p.M), st);
+  query_gradient(p, z, head, Range(z, 0, p.N), st, ds);
+  key_gradient(p, z, head, Range(z, 0, p.M), st, ds);
+}
+TARGET static void part_state(const Problem& p, const Sizes& z, int64_t head, int64_t part) {
+  add_state(p, z, head, Range(z, part, p.M), state_of(p, z, head, part));
+}
+TARGET static void part_apply(const Problem& p, const Sizes& z, int64_t head, int64_t part) {
+  apply_state(p, z, head, Range(z, part, p.N), state_of(p, z, head, 0));
+}
+TARGET static void part_query(const Problem& p, const Sizes& z, int64_t head, int64_t part) {
+  query_gradient(p, z, head, Range(z, part, p.N), state_of(p, z, head, 0), sums_of(p, z, head, part));
+}
+TARGET static void part_key(const Problem& p, const Sizes& z, int64_t head, int64_t part) {
+  key_gradient(p, z, head, Range(z, part, p.M), state_of(p, z, head, 0), sums_of(p, z, head, 0));
+}
