@@ -20,10 +20,16 @@ from clip_linear_eval.world import World, open_world
 from clip_linear_eval.zeroshot import measure
 
 
-def cache_folder() -> Path:
-    """Where tokens and classifiers are kept: $CLIP_LINEAR_CACHE, else below the user's cache folder."""
+def cache_folder() -> Path | None:
+    """Where tokens and classifiers are kept: $CLIP_LINEAR_CACHE, else below the user's cache folder; None where that
+    cannot be written (a container's read-only home), which costs time only."""
     base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(os.environ.get("CLIP_LINEAR_CACHE") or Path(base) / "clip_linear")
+    folder = Path(os.environ.get("CLIP_LINEAR_CACHE") or Path(base) / "clip_linear")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError:
+        return None
+    return folder if os.access(folder, os.W_OK) else None
 
 
 def run(args: argparse.Namespace, say: Callable[[str], None]) -> tuple[list[Evaluation], bool]:

@@ -159,6 +159,14 @@ def test_page_stands_alone(flags: list[str], folder: Path, tmp_path: Path, capsy
         assert word not in page
 
 
+def test_a_cache_that_cannot_be_written_costs_nothing_but_time(
+    flags: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
+) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("CLIP_LINEAR_CACHE", str(tmp_path / "file" / "cache"))
+    assert len(run(flags, capsys)) == 4
+
+
 def test_formats_and_topk(flags: list[str], capsys) -> None:
     assert main([*flags, "--format", "clip-benchmark"]) == 0
     (made,) = json.loads(capsys.readouterr().out)
