@@ -7,7 +7,7 @@ shift too but cannot mask, so that tokens mix across the rolled border, as in th
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -23,8 +23,7 @@ from clip_linear.backbones.resizing import resize
 from clip_linear.backbones.trunk import Trunk, as_pair, drop_path_rates
 from clip_linear.dress import Dress, Site
 from clip_linear.errors import UserError
-from clip_linear.functional import attention
-from clip_linear.registry import declaration
+from clip_linear.registry import declaration, variant_class
 
 
 class WindowSoftmax(nn.Module):
@@ -33,6 +32,7 @@ class WindowSoftmax(nn.Module):
     def __init__(self, width: int, num_heads: int, window: int) -> None:
         super().__init__()
         self.num_heads, self.window = num_heads, window
+        self.softmax: Callable[..., Tensor] = variant_class("softmax").attention
         self.qkv, self.proj = nn.Linear(width, 3 * width), nn.Linear(width, width)
         self.bias_table = nn.Parameter(torch.zeros((2 * window - 1) ** 2 * num_heads))  # flat: no weight decay
         nn.init.trunc_normal_(self.bias_table, std=0.02)
@@ -59,7 +59,7 @@ class WindowSoftmax(nn.Module):
         bias = self.bias()
         if border is not None:
             bias = (bias + border[:, None]).repeat(x.shape[0] // border.shape[0], 1, 1, 1)
-        return self.proj(merge_heads(attention("softmax", q, k, v, bias=bias)))
+        return self.proj(merge_heads(self.softmax(q, k, v, bias=bias)))
 
 
 class Block(nn.Module):

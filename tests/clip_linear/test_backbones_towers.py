@@ -293,3 +293,10 @@ def test_registering_is_cheap_and_safe_to_repeat():
     before = len(timm.list_models())
     register()
     assert len(timm.list_models()) == before
+
+
+@pytest.mark.parametrize("toy", ["toy_nalaformer", "toy_inline_swin"])
+def test_compiles_as_one_graph(toy):
+    model = build(toy).eval()
+    whole = torch.compile(model, backend="aot_eager", fullgraph=True)
+    assert torch.allclose(whole(images()), model(images()), atol=1e-5)
