@@ -72,6 +72,9 @@ def _tower(model: Any, tower: nn.Module, run: Callable[[], Any], parameters: int
     ]
     # In training mode: the inference-only fast path of nn.MultiheadAttention is one operator that is not counted.
     model.train()
+    for module in model.modules():
+        if isinstance(module, nn.modules.batchnorm._BatchNorm):
+            module.eval()  # one image may leave one value per channel, of which there are no statistics
     with FlopCounterMode(display=False) as counter:
         run()
     for hook in hooks:

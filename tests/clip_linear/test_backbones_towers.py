@@ -295,6 +295,20 @@ def test_registering_is_cheap_and_safe_to_repeat():
     assert len(timm.list_models()) == before
 
 
+def test_profile_equals_the_list_and_works_at_32_px():
+    from clip_linear.backbones.cost import cost
+    from clip_linear.profile import profile
+
+    config = clip_config("toy_mavit")
+    found, listed = profile(config), cost("toy_mavit", classes=1)
+    head = 16 * 24  # TimmModel's projection
+    assert found.n_params_vision == listed.tower + head
+    assert found.gmacs_image * 1e9 == pytest.approx(listed.macs - 24 + head, rel=1e-3)
+    small = profile(config, image_size=32)
+    assert small.gmacs_image < found.gmacs_image / 3 and small.n_params_vision == found.n_params_vision
+    assert small.state_image < found.state_image  # that of the softmax stages
+
+
 @pytest.mark.parametrize("toy", ["toy_nalaformer", "toy_inline_swin"])
 def test_compiles_as_one_graph(toy):
     model = build(toy).eval()
