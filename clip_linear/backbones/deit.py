@@ -72,6 +72,7 @@ class PlainViT(Trunk):
         self.apply(init_linear)
 
     def _blocks(self, x: Tensor) -> tuple[list[Tensor], Tokens]:
+        self.check_size(x, self.patch_embed.kernel_size[0])
         x = self.patch_embed(x)
         tokens = Tokens(grid=(x.shape[2], x.shape[3]), prefix=1)
         C = x.shape[1]

@@ -20,6 +20,7 @@ from clip_linear.backbones.attention import Mlp, TokenAttention
 from clip_linear.backbones.flags import expand_flags
 from clip_linear.backbones.trunk import Trunk, drop_path_rates
 from clip_linear.dress import Dress, Site
+from clip_linear.errors import UserError
 from clip_linear.registry import declaration
 
 
@@ -98,6 +99,9 @@ class Pyramid(Trunk):
         kinds = expand_flags(flags, depths, variant)
         if dress is None:
             dress = declaration(variant).dress("paper" if declaration(variant).paper else "core", {})
+        self.least = patch_size * 2 ** (len(depths) - 1)
+        if min(self.img_size) < self.least:
+            raise UserError(f"img_size {img_size} is too small; this model needs {self.least} pixels each way")
         rates = drop_path_rates(drop_path_rate, sum(depths))
         stages, cin, grid = [], 3, self.img_size
         for i, C in enumerate(embed_dims):
@@ -123,6 +127,7 @@ class Pyramid(Trunk):
 
     def stage_outputs(self, x: Tensor) -> list[Tensor]:
         """[B, C_i, H_i, W_i] of every stage."""
+        self.check_size(x, self.least)
         outputs: list[Tensor] = []
         for stage in self.layers:
             y, tokens = stage.patch_embed(x)  # type: ignore[operator]

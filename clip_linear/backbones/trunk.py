@@ -63,6 +63,13 @@ class Trunk(nn.Module):
             return checkpoint(block, *args, use_reentrant=False)  # type: ignore[return-value]
         return block(*args)
 
+    def check_size(self, x: Tensor, least: int) -> None:
+        """Raises UserError for images [B, 3, H, W] that are smaller than the coarsest patch."""
+        if min(x.shape[-2:]) < least:
+            raise UserError(
+                f"images of {x.shape[-2]}×{x.shape[-1]} are too small for this model; it needs {least} pixels each way"
+            )
+
     def get_classifier(self) -> nn.Module:
         """The classifier, Identity without classes."""
         return self.head

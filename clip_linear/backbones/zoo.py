@@ -59,9 +59,16 @@ def _entry(name: str) -> Callable[..., nn.Module]:
             raise UserError(
                 f"no weights of {name} can be downloaded; convert a released file: clip-linear convert official FILE"
             )
-        for timms_own in ("pretrained_cfg", "pretrained_cfg_overlay", "cache_dir", "features_only"):
+        for timms_own in ("pretrained_cfg", "pretrained_cfg_overlay", "cache_dir"):
             kwargs.pop(timms_own, None)
-        return build(name, **kwargs)
+        features_only, indices = kwargs.pop("features_only", False), kwargs.pop("out_indices", None)
+        if not features_only:
+            return build(name, **kwargs)
+        from timm.models._features import FeatureGetterNet
+
+        model: Any = build(name, **kwargs | {"num_classes": 0})
+        chosen = tuple(range(len(model.feature_info))) if indices is None else tuple(indices)
+        return FeatureGetterNet(model, out_indices=chosen, prune=False)
 
     create.__name__ = create.__qualname__ = name
     create.__module__ = __name__

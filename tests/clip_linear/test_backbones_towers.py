@@ -57,6 +57,9 @@ def test_timm_interface(toy):
     assert torch.equal(last, maps[-1])
     model.reset_classifier(0)
     assert torch.equal(model(x), pooled)
+    net = timm.create_model(toy, features_only=True, out_indices=(0, 2)).eval()
+    assert [m.shape for m in net(x)] == [maps[0].shape, maps[2].shape]
+    assert net.feature_info.channels() == [maps[0].shape[1], maps[2].shape[1]]
     with pytest.raises(UserError, match="no weights"):
         timm.create_model(toy, pretrained=True)
     assert model.default_cfg["mean"] == (0.485, 0.456, 0.406)
@@ -145,6 +148,15 @@ def test_another_size_and_back_keeps_all_weights(toy):
     fresh = dict(build(toy).named_parameters())
     assert len(close) < len(fresh)
     assert torch.allclose(model(x), before, atol=0.5)
+
+
+@pytest.mark.parametrize("toy", [t for t in TOYS if "pvt" in t or "deit" in t])
+def test_images_that_are_too_small(toy):
+    with pytest.raises(UserError, match="8×70 are too small"):
+        build(toy)(images(1, 8, 70))
+    if "pvt" in toy:
+        with pytest.raises(UserError, match="16"):
+            build(toy, img_size=16)
 
 
 def test_windows_grow_with_the_image():
