@@ -65,6 +65,8 @@ def build(config: TrainConfig, device: torch.device) -> Parts:
             **{k: flags[k] for k in _PASSED_ON},
             **model_kwargs(config),
         )
+    if not flags["pretrained"]:
+        _initialise_decoder(model)
     tokenizer = open_clip.get_tokenizer(
         name, cache_dir=flags["cache_dir"], context_length=flags["force_context_length"]
     )
@@ -89,6 +91,15 @@ def build(config: TrainConfig, device: torch.device) -> Parts:
     if flags["grad_checkpointing"]:
         model.set_grad_checkpointing()
     return Parts(model, train, val, tokenizer, teacher)
+
+
+def _initialise_decoder(model: Any) -> None:
+    """Draw CoCa's output projection: OpenCLIP 3.3 leaves it as ``torch.empty``, whatever the memory held before
+    (https://github.com/mlfoundations/open_clip/pull/551). The scale is that of its own, never called, init_parameters.
+    """
+    projection = getattr(getattr(model, "text_decoder", None), "text_projection", None)
+    if isinstance(projection, nn.Parameter):
+        nn.init.normal_(projection, std=projection.shape[0] ** -0.5)
 
 
 @contextlib.contextmanager
@@ -150,11 +161,10 @@ def make_optimizer(config: TrainConfig, model: nn.Module) -> torch.optim.Optimiz
         extra: dict[str, Any] = {}
         if flags["beta1"] is not None:
             extra["betas"] = (flags["beta1"], flags["beta2"])
-        if flags["momentum"] is not None:
-            extra["momentum"] = flags["momentum"]
+        extra |= {k: flags[k] for k in ("momentum", "eps") if flags[k] is not None}
         name = flags["opt"].lower().removeprefix("timm/")
         try:
-            return create_optimizer_v2(model, name, lr=flags["lr"], weight_decay=flags["wd"], eps=flags["eps"], **extra)
+            return create_optimizer_v2(model, name, lr=flags["lr"], weight_decay=flags["wd"], **extra)
         except (AssertionError, ValueError, TypeError) as error:
             raise UserError(f"--opt {flags['opt']!r}: timm says {error}") from error
     trained = [(n, p) for n, p in model.named_parameters() if p.requires_grad]

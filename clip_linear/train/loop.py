@@ -23,7 +23,8 @@ from clip_linear.train.config import TrainConfig
 from clip_linear.train.ema import Ema
 from clip_linear.train.feed import Feed, MakeLoader
 from clip_linear.train.guards import Guards
-from clip_linear.train.report import Clock, Report, check_targets, memory
+from clip_linear.train.report import Report, check_targets
+from clip_linear.train.speed import Clock, memory
 from clip_linear.train.step import Stepper
 from clip_linear.train.stop import EXIT_CODES, StopFlag
 from clip_linear.train.watch import Watch
@@ -149,7 +150,7 @@ class Trainer:
 
     def _train(self) -> int:
         self.model.train()
-        self.clock, self.started = Clock(), time.perf_counter()
+        self.clock, self.started = Clock(self.config, self.inner, self.world), time.perf_counter()
         while True:
             last = self.step >= self.config.steps
             asked, minutes = self.world.agree([self.stop.asked, int(self.cadence.minutes_over())])

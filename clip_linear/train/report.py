@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import logging
-import resource
 import sys
-import time
 from pathlib import Path
 from typing import Any
-
-import torch
 
 from clip_linear.errors import UserError
 from clip_linear.files import append_jsonl
@@ -102,40 +98,6 @@ class Report:
             self.board.close()
         if self.wandb is not None:
             self.wandb.finish()
-
-
-class Clock:
-    """Throughput and waiting since the last logged step."""
-
-    def __init__(self) -> None:
-        self.start = time.perf_counter()
-        self.samples = self.steps = 0
-        self.waited = 0.0  # seconds that the loop stood still for the next batch
-
-    def count(self, samples: int) -> None:
-        """Count one step."""
-        self.samples += samples
-        self.steps += 1
-
-    def read(self) -> dict[str, float]:
-        """The rates since the last reading; starts anew."""
-        seconds = max(1e-9, time.perf_counter() - self.start)
-        rates = {
-            "samples_per_s": self.samples / seconds,
-            "step_s": seconds / max(1, self.steps),
-            "data_wait_frac": min(1.0, self.waited / seconds),
-        }
-        self.__init__()  # type: ignore[misc]
-        return rates
-
-
-def memory(device: torch.device) -> dict[str, float]:
-    """Peak resident memory of this process and peak memory of its device, in GiB."""
-    unit = 2**30 if sys.platform == "darwin" else 2**20
-    out = {"rss_gib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / unit}
-    if device.type == "cuda":
-        out["device_gib"] = torch.cuda.max_memory_allocated(device) / 2**30
-    return out
 
 
 def _bar(budget: int) -> Any:

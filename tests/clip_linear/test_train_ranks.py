@@ -12,7 +12,17 @@ from clip_linear.errors import UserError
 from clip_linear.train import checkpoint
 from clip_linear.train.loop import train
 from clip_linear.train.place import Place, place
-from tests.clip_linear.train_helpers import FakeLoader, argv, codes, config, rows, start, start_ranks
+from tests.clip_linear.train_helpers import (
+    FakeLoader,
+    argv,
+    codes,
+    config,
+    rows,
+    start,
+    start_evaluating,
+    start_ranks,
+    write_eval_set,
+)
 
 GATHER = ["--local-loss", "--gather-with-grad"]
 
@@ -157,3 +167,35 @@ def test_places():
         place(ENV | torchrun)
     with pytest.raises(UserError, match="rank 5"):
         place({"RANK": "5", "WORLD_SIZE": "2"})
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("extra", [[], ["--fsdp"]], ids=["ddp", "fsdp"])
+def test_evaluation_on_all_ranks_counts_exactly(tmp_path, extra):
+    squares = write_eval_set(tmp_path / "squares")
+    flags = ["--eval-data", squares, "--zeroshot-frequency", "3steps", "--ema-decay", "0.5", *GATHER, *extra]
+    pair = [start_evaluating(argv(tmp_path, *flags), RANK=i, WORLD_SIZE=2, LOCAL_RANK=i) for i in range(2)]
+    assert codes(pair) == [0, 0]
+    found = [json.loads(line) for line in (tmp_path / "run" / "evals.jsonl").read_text().splitlines()]
+    assert [f["step"] for f in found] == [3, 6]
+    assert all(row["n"] == 8 for f in found for row in f["rows"])
+    final = json.loads((tmp_path / "run" / "eval.json").read_text())
+    assert {row["metric"] for row in final} >= {"top1", "ece"} and final[0]["samples_seen"] == 96
+
+
+def test_an_evaluation_error_loses_no_checkpoint(tmp_path):
+    """In between training goes on; at the end it is an error, and starting again only evaluates."""
+    calls = []
+
+    def failing(*_, **__):
+        calls.append(1)
+        raise ValueError("the evaluation set was moved")
+
+    cfg = config(tmp_path, "--zeroshot-frequency", "4steps")
+    with pytest.raises(ValueError, match="was moved"):
+        train(cfg, failing, FakeLoader)
+    assert len(calls) == 3 and checkpoint.steps_on_disk(cfg.run_dir) == [8, 12]
+    before = rows(cfg.run_dir)
+    assert train(cfg, lambda *_, **__: [{"dataset": "d", "metric": "m", "value": 1.0, "gmacs": 2.0}], FakeLoader) == 0
+    assert rows(cfg.run_dir) == before
+    assert json.loads((cfg.run_dir / "eval.json").read_text())[0]["gmacs_total"] == 192.0

@@ -259,3 +259,19 @@ def start_ranks_until(n: int, args: list[str], moment: tuple, rank: int = 0) -> 
         mine = moment if i == rank else ("none", 0)
         out.append(start_call(_killing, args, mine, {k: str(v) for k, v in env.items()}))
     return out
+
+
+def start_evaluating(args: list[str], **env: Any) -> Any:
+    """``train`` with real evaluation on --eval-data, on batches without shards."""
+    process = _SERVER.Process(target=_evaluating, args=(args, {k: str(v) for k, v in env.items()}))
+    process.start()
+    return process
+
+
+def _evaluating(args: list[str], env: dict[str, str]) -> None:
+    os.environ.update(env)
+    from clip_linear.train.loop import train
+    from clip_linear_launch.train import evaluation
+
+    config = resolve(args, int(env.get("WORLD_SIZE", 1)))
+    sys.exit(train(config, evaluation(config), FakeLoader))
