@@ -19,9 +19,13 @@ def known_name(model: str) -> str:
     register()
     if ":" in model:
         return model
+    import open_clip
+
+    if open_clip.get_model_config(model) is not None:  # built in, or added with add_model_config
+        return model
     name, config = model_config(model)
-    if name != model or "+" not in model:
-        add_config(name.replace("/", "-"), config)
+    name = name.replace("/", "-")
+    add_config(name, config)
     return name
 
 

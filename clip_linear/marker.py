@@ -88,3 +88,8 @@ def _rewrite(module: Any, state_dict: dict[str, Any], prefix: str, local_metadat
     # Averaged models average it, meta-device loading leaves it empty: what is saved is made anew from the specs.
     if prefix + NAME in state_dict:
         state_dict[prefix + NAME] = encode(module._linear_attn_specs).to(state_dict[prefix + NAME].device)
+
+
+def strip_spec(state_dict: dict[str, Any]) -> dict[str, Any]:
+    """A copy without the buffer, for code that must have OpenCLIP's own keys alone; nothing guards it any more."""
+    return {name: value for name, value in state_dict.items() if name.split(".")[-1] != NAME}

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import importlib
 import inspect
 from typing import Any
 
@@ -20,7 +21,9 @@ _DONE = "_clip_linear"
 def register() -> None:
     """Teach OpenCLIP in this process; calling it again does nothing. Unswapped models stay bit-identical."""
     import open_clip
-    from open_clip import coca_model, factory, model, push_to_hf_hub
+    from open_clip import coca_model, factory, model
+
+    hub = importlib.import_module("open_clip.push_to_hf_hub")  # its name in the package is a function of it
 
     from clip_linear import backbones
     from clip_linear.backbones.sizes import clip_configs
@@ -30,7 +33,7 @@ def register() -> None:
             cls.__init__ = _with_swap(cls.__init__)
     if not hasattr(factory.get_model_config, _DONE):
         wrapped = _with_names(factory.get_model_config)
-        for module in (factory, open_clip, push_to_hf_hub):
+        for module in (factory, open_clip, hub):
             module.get_model_config = wrapped
         factory.get_pretrained_cfg = _with_base_tags(factory.get_pretrained_cfg)
         backbones.register()

@@ -38,12 +38,38 @@ def build_parser() -> argparse.ArgumentParser:
     )
     official.add_argument("--out", type=Path, help="the result (default: ARCH.pt)")
     official.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
+    softmax = kinds.add_parser(
+        "softmax",
+        help="a softmax CLIP's weights in a model with linear attention",
+        description="A softmax checkpoint in a swapped model, as a folder for open_clip.create_model('local-dir:OUT') "
+        "after clip_linear.register(). New tensors keep their initial values: train the result before use.",
+    )
+    softmax.add_argument("--model", required=True, help="NAME+IMAGE[+TEXT] or the path of an OpenCLIP JSON config")
+    softmax.add_argument("--pretrained", required=True, help="a checkpoint's path, or a tag of the base model")
+    softmax.add_argument("--out", type=Path, required=True, metavar="FOLDER", help="a new or empty folder")
+    softmax.add_argument("--seed", type=int, default=0, help="of the new tensors' initial values")
+    softmax.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
     return parser
 
 
 def main(argv: list[str]) -> int:
     """Run the command; returns its exit code. Raises UserError."""
     args = build_parser().parse_args(argv)
+    return _softmax(args) if args.kind == "softmax" else _official(args)
+
+
+def _softmax(args: argparse.Namespace) -> int:
+    from clip_linear.export import export_swapped
+
+    count = export_swapped(args.model, args.pretrained, args.out, args.seed)
+    if args.json:
+        print(json.dumps({"out": str(args.out), "model": args.model, "seed": args.seed, "parameters": count}, indent=2))
+    else:
+        print(f"{args.out}: {args.model}, {count:,} parameters")
+    return 0
+
+
+def _official(args: argparse.Namespace) -> int:
     from clip_linear.backbones import checkpoint
     from clip_linear.errors import UserError
 
