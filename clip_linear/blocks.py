@@ -54,7 +54,7 @@ class _ByBlocks(torch.autograd.Function):
             parts = [None if t is None else _at(t, block).detach().requires_grad_(n) for t, n in zip(tensors, needed)]
             with torch.enable_grad():
                 out = ctx.function(*parts)
-            wanted = [p for p, n in zip(parts, needed) if n]
+            wanted = [p for p, n in zip(parts, needed) if n and p is not None]
             found = iter(torch.autograd.grad(out, wanted, grad[block], allow_unused=True))
             for whole in grads:
                 if whole is not None and (part := next(found)) is not None:

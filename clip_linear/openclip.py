@@ -23,7 +23,7 @@ def register() -> None:
     import open_clip
     from open_clip import coca_model, factory, model
 
-    hub = importlib.import_module("open_clip.push_to_hf_hub")  # its name in the package is a function of it
+    hub: Any = importlib.import_module("open_clip.push_to_hf_hub")  # its name in the package is a function of it
 
     from clip_linear import backbones
     from clip_linear.backbones.sizes import clip_configs
@@ -33,7 +33,8 @@ def register() -> None:
             cls.__init__ = _with_swap(cls.__init__)
     if not hasattr(factory.get_model_config, _DONE):
         wrapped = _with_names(factory.get_model_config)
-        for module in (factory, open_clip, hub):
+        modules: tuple[Any, ...] = (factory, open_clip, hub)
+        for module in modules:
             module.get_model_config = wrapped
         factory.get_pretrained_cfg = _with_base_tags(factory.get_pretrained_cfg)
         backbones.register()

@@ -154,7 +154,7 @@ def test_softmax_checkpoints_load_with_one_warning(preset, tmp_path, toy_name, c
 def test_half_of_the_extras_is_an_error():
     state = build(image="pola").state_dict()
     state.pop("visual.transformer.resblocks.1.attn.body.variant.power")
-    with pytest.raises(RuntimeError, match="Missing key.*power"):
+    with pytest.raises(RuntimeError, match=r"Missing key.*power"):
         build(image="pola").load_state_dict(state)
 
 
