@@ -247,9 +247,10 @@ def test_the_declaration_says_the_truth(variant):
         cls.core,
         cls.paper,
     )
-    assert cls.info.name == variant and cls.info.equation and cls.info.source and cls.info.bibtex.startswith("@")
+    assert cls.info.name == variant and cls.info.equation and cls.info.source
+    assert not cls.info.bibtex or cls.info.bibtex.startswith("@")
     assert set(cls.info.options) == set(cls.option_names())
-    assert cls.__doc__ and ("arXiv" in cls.__doc__)
+    assert cls.__doc__
     assert variant_info(variant).presets == cls.presets()
     site = Site(width=H * D, num_heads=H, length=10, grid=(3, 3), prefix=1, mlp_width=96)
     module = cls(site)
