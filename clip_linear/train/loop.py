@@ -148,9 +148,13 @@ class Trainer:
                 self.attempt.end(code, reason)
         return code if self.world.is_first else 0
 
-    def _train(self) -> int:
+    def begin(self) -> None:
+        """Get ready for ``one_step``: training mode, clocks running."""
         self.model.train()
         self.clock, self.started = Clock(self.config, self.inner, self.world), time.perf_counter()
+
+    def _train(self) -> int:
+        self.begin()
         while True:
             last = self.step >= self.config.steps
             asked, minutes = self.world.agree([self.stop.asked, int(self.cadence.minutes_over())])
@@ -164,9 +168,10 @@ class Trainer:
             if last:
                 self._finish()
                 return 0
-            self._one_step()
+            self.one_step()
 
-    def _one_step(self) -> None:
+    def one_step(self) -> None:
+        """Take the next step, and look at those whose numbers have arrived."""
         waiting = time.perf_counter()
         pairs = self.feed.next_pairs()
         self.clock.waited += time.perf_counter() - waiting

@@ -46,7 +46,7 @@ class World:
     def join(cls, flags: dict[str, Any], run_dir: Path, timeout_s: float) -> World:
         """Choose the device, start the process group if there are several ranks. Raises UserError or RunError."""
         where = place()
-        device = _device(flags["device"], where, flags["no_set_device_rank"])
+        device = pick_device(flags["device"], where, flags["no_set_device_rank"])
         _set_threads(where.local_size)
         if where.world_size == 1:
             return cls(where, device)
@@ -162,7 +162,8 @@ class World:
             self.rendezvous.unlink(missing_ok=True)
 
 
-def _device(asked: str, where: Place, keep_index: bool) -> torch.device:
+def pick_device(asked: str, where: Place, keep_index: bool) -> torch.device:
+    """This rank's device for ``--device``; the CPU where CUDA is asked for and absent. Raises UserError."""
     kind, _, index = asked.partition(":")
     if kind == "cuda" and not torch.cuda.is_available():
         log.info("no CUDA device: training on the CPU")
