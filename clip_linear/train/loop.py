@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from clip_linear import provenance
+from clip_linear.data.state import add_up
 from clip_linear.errors import RunError
 from clip_linear.files import append_jsonl, read_jsonl, write_json
 from clip_linear.train import checkpoint, folder, rng, saving
@@ -119,6 +120,7 @@ class Trainer:
         self.guards = Guards(config.max_bad_steps)
         self.cadence = Cadence(config)
         self.step, self.seconds, self.loss = 0, 0.0, float("nan")
+        self.faults: dict[str, int] = {}  # of all ranks, at the last logged step
         states = saving.restore(self)
         self.saved_step = self.step if states is not None else -1
         self.feed = Feed(config, self.parts, world, states, self.step, make_loader)
@@ -199,7 +201,8 @@ class Trainer:
         if len(losses) > 2:
             row |= {name: value.item() for name, value in losses.items() if name != "loss"}
         row |= self.clock.read() | memory(self.world.device)
-        return row | {"faults": self.feed.faults, "t": time.time()}
+        self.faults = add_up(self.world.gather(self.feed.faults))
+        return row | {"faults": self.faults, "t": time.time()}
 
     def _look(self, behind: int) -> None:
         """Look at the steps whose numbers have arrived: the guards at each, a row for those that are logged."""
@@ -285,7 +288,7 @@ class Trainer:
             return
         facts = {"run_id": self.config.run_id, "step": self.step, "samples_seen": self.step * self.config.global_batch}
         facts |= {"loss": self.loss, "seconds": self.seconds_so_far(), "date": provenance.date()}
-        write_json(self.run_dir / folder.DONE, facts | self.guards.counts() | {"faults": self.feed.faults})
+        write_json(self.run_dir / folder.DONE, facts | self.guards.counts() | {"faults": self.faults})
 
 
 def _at(row: Row, samples: int) -> Row:

@@ -1,5 +1,6 @@
 """A training process that is killed at random steps, again and again, ends with the numbers of one that was not."""
 
+import json
 import os
 import random
 import signal
@@ -7,7 +8,7 @@ import time
 
 import pytest
 
-from tests.clip_linear.train_helpers import argv, codes, rows, same_bits, start, weights, write_shards
+from tests.clip_linear.train_helpers import argv, codes, rows, same_bits, start, start_ranks, weights, write_shards
 
 STEPS = 24
 
@@ -61,3 +62,16 @@ def test_killed_it_is_the_same_run(tmp_path, workers, kills):
     assert same_bits(weights(killed, STEPS), weights(whole, STEPS))
     lines = [sorted((run / "data_faults.jsonl").read_text().splitlines()) for run in (killed, whole)]
     assert lines[0] == lines[1]
+
+
+@pytest.mark.slow
+def test_the_faults_of_all_ranks_are_told(tmp_path):
+    data = write_shards(tmp_path / "data", shards=4, per_shard=24)
+    for shard in ("00001.tar", "00002.tar"):
+        (tmp_path / "data" / shard).write_bytes(b"")
+    args = argv(tmp_path, run_dir=tmp_path / "run", train_data=data, samples=96, batch_size=8)
+    assert codes(start_ranks(2, args, None)) == [0, 0]
+    told = rows(tmp_path / "run")[-1]["faults"]
+    written = (tmp_path / "run" / "data_faults.jsonl").read_text().splitlines()
+    assert told == {"empty_shard": len(written)} and len(written) >= 2
+    assert json.loads((tmp_path / "run" / "done.json").read_text())["faults"] == told
