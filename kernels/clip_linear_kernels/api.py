@@ -48,12 +48,19 @@ def linear_attention(
     _check_shapes(q, k, v, qd, kd, causal)
     if (qd is None) != (kd is None):  # backends know d of q and k, or of q_den and k_den
         qd, kd = q if qd is None else qd, k if kd is None else kd
+    dtype = v.dtype
+    if q.dtype is not dtype or k.dtype is not dtype or (qd is not None and qd.dtype is not dtype):
+        # Rotary embeddings leave q and k in float32 beside half values; kernels take one dtype, the widest of all.
+        widest = functools.reduce(torch.promote_types, (t.dtype for t in (q, k, v, qd, kd) if t is not None))
+        q, k, v = q.to(widest), k.to(widest), v.to(widest)
+        qd, kd = (None if t is None else t.to(widest) for t in (qd, kd))
     w = _key_weights(weights, key_mask, v)
     rows = eps if isinstance(eps, Tensor) else None
     if rows is not None and rows.requires_grad:
         raise ValueError("eps is a constant: detach() it, no gradient is computed for it")
     form = Form(feature, normaliser, causal, scale, 0.0 if isinstance(eps, Tensor) else eps)
-    return _run(Inputs(q, k, v, qd, kd, w, rows), form)
+    out = _run(Inputs(q, k, v, qd, kd, w, rows), form)
+    return out if out.dtype is dtype else out.to(dtype)
 
 
 def linear_attention_qkvpacked(
@@ -111,6 +118,8 @@ def _run(x: Inputs, form: Form) -> Tensor:
         return _reference(x, eps, form)
     if whole == "compile":
         return _compiled()(x, eps, form)
+    if not torch.is_grad_enabled():  # an autograd function costs more than a short call
+        return dispatch.backend(x, form).forward(x, form)[0]
     return LinearAttention.apply(x.q, x.k, x.v, x.qd, x.kd, x.w, x.eps, form)
 
 

@@ -69,10 +69,10 @@ class Backend(Protocol):
     def keeps(self, x: Inputs, form: Form) -> tuple[int, ...]:
         """Shape of the float32 state that ``forward`` keeps for ``backward``; (0,) for none."""
 
-    def forward(self, x: Inputs, form: Form) -> tuple[Tensor, Tensor]:
+    def forward(self, x: Inputs, form: Form) -> tuple[Tensor, Tensor | None]:
         """Output [B, H, N, E] in v's dtype, token-major, and the kept state."""
 
-    def backward(self, grad: Tensor, x: Inputs, state: Tensor, form: Form, out: Inputs) -> None:
+    def backward(self, grad: Tensor, x: Inputs, state: Tensor | None, form: Form, out: Inputs) -> None:
         """Fill the gradients ``out`` (empty; w: zeros); None there for what is absent or not needed."""
 
 

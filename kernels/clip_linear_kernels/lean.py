@@ -24,17 +24,17 @@ def keeps(x: Inputs, form: Form) -> tuple[int, ...]:
     return (0,)
 
 
-def forward(x: Inputs, form: Form) -> tuple[Tensor, Tensor]:
-    """The primitive's output, [B, H, N, E] in v's dtype, and an empty state."""
+def forward(x: Inputs, form: Form) -> tuple[Tensor, None]:
+    """The primitive's output, [B, H, N, E] in v's dtype; no state."""
     out = token_major(x.v, x.v.shape[-1], x.q.shape[-2])
     step = lean_causal.forward if form.causal else _forward
     with no_autocast(out):
         for rows, heads in x.blocks():
             out[rows, heads] = step(x.at(rows, heads), form)
-    return out, torch.empty(0, dtype=torch.float32, device=out.device)
+    return out, None
 
 
-def backward(grad: Tensor, x: Inputs, state: Tensor, form: Form, out: Inputs) -> None:
+def backward(grad: Tensor, x: Inputs, state: Tensor | None, form: Form, out: Inputs) -> None:
     """Fill the gradients ``out`` (empty; w: zeros); None there for what is absent or not needed."""
     step = lean_causal.backward if form.causal else _backward
     with no_autocast(grad):

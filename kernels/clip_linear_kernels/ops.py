@@ -78,7 +78,8 @@ def operator(x: Inputs, form: Form) -> Tensor:
 
 def _forward(*args: Any) -> tuple[Tensor, Tensor]:
     x, form = Inputs(*args[:7]), Form(*args[7:])
-    return dispatch.backend(x, form).forward(x, form)
+    out, state = dispatch.backend(x, form).forward(x, form)
+    return out, out.new_empty(0, dtype=torch.float32) if state is None else state
 
 
 def _forward_fake(*args: Any) -> tuple[Tensor, Tensor]:

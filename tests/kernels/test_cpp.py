@@ -66,6 +66,22 @@ def test_bfloat16_rounds_once():
 
 
 @needs_kernel
+def test_mixed_dtypes_are_computed_in_the_widest(monkeypatch):
+    # Rotary embeddings leave float32 q and k beside bfloat16 values.
+    seen = []
+    monkeypatch.setattr("clip_linear_kernels.dispatch.choose", lambda x, form: seen.append(x) or choose(x, form))
+    case = Case(normaliser="mala", length=40, den=True)
+    t, other, _ = case.tensors()
+    v = t.pop("v").bfloat16().requires_grad_()
+    out = linear_attention(v=v, **t, **other)
+    out.float().sum().backward()
+    assert out.dtype == v.grad.dtype == torch.bfloat16
+    assert {x.v.dtype for x in seen} == {torch.float32}
+    want = linear_attention(v=v.detach().float(), **t, **other)
+    assert torch.equal(out, want.bfloat16())
+
+
+@needs_kernel
 @pytest.mark.parametrize("heads", [1, 6])
 def test_long_sequences_are_cut_and_threads_do_not_change_bits(heads):
     case = Case(batch=1, heads=heads, length=2500, width=16, normaliser="mala", den=True, mask=True)

@@ -46,14 +46,14 @@ def keeps(x: Inputs, form: Form) -> tuple[int, ...]:
     return (0,)
 
 
-def forward(x: Inputs, form: Form) -> tuple[Tensor, Tensor]:
-    """Output [B, H, N, E] in v's dtype, token-major, and an empty state."""
+def forward(x: Inputs, form: Form) -> tuple[Tensor, None]:
+    """Output [B, H, N, E] in v's dtype, token-major; no state."""
     out = token_major(x.v, x.v.shape[3], x.q.shape[2])
     _call(x, form, out, None, None)
-    return out, out.new_empty(0, dtype=torch.float32)
+    return out, None
 
 
-def backward(grad: Tensor, x: Inputs, state: Tensor, form: Form, out: Inputs) -> None:
+def backward(grad: Tensor, x: Inputs, state: Tensor | None, form: Form, out: Inputs) -> None:
     """Fill the gradients ``out``."""
     dw = None
     if out.w is not None:

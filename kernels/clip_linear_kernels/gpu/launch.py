@@ -34,7 +34,7 @@ def keeps(x: Inputs, form: Form) -> tuple[int, ...]:
     return (0,) if form.causal else (x.q.shape[0] * x.q.shape[1], Sizes(x).state)
 
 
-def forward(x: Inputs, form: Form) -> tuple[Tensor, Tensor]:
+def forward(x: Inputs, form: Form) -> tuple[Tensor, Tensor | None]:
     """Output [B, H, N, E] in v's dtype, token-major, and the kept state."""
     x = rows_of(x)
     out = token_major(x.v, x.v.shape[-1], x.q.shape[-2])
@@ -43,10 +43,10 @@ def forward(x: Inputs, form: Form) -> tuple[Tensor, Tensor]:
             return out, _forward(x, form, out)
         for values in _value_slices(x, form):
             launch_causal.forward(replace(x, v=x.v[..., values]), form, out[..., values])
-    return out, torch.empty(0, dtype=torch.float32, device=x.v.device)
+    return out, None
 
 
-def backward(grad: Tensor, x: Inputs, state: Tensor, form: Form, out: Inputs) -> None:
+def backward(grad: Tensor, x: Inputs, state: Tensor | None, form: Form, out: Inputs) -> None:
     """Fill the gradients ``out``."""
     if (form.causal and out.w is not None) or (not form.causal and Sizes(x).config("backward_q") is None):
         # Only the weights of a causal form (RALA's text tower), and wide heads before Hopper, have no kernel.
@@ -55,6 +55,7 @@ def backward(grad: Tensor, x: Inputs, state: Tensor, form: Form, out: Inputs) ->
     grad, x = unit(grad), rows_of(x)
     with torch.cuda.device_of(x.v):
         if not form.causal:
+            assert state is not None
             _backward(grad, x, state, form, out)
             return
         for i, values in enumerate(_value_slices(x, form)):
