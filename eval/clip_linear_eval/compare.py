@@ -20,7 +20,8 @@ from clip_linear_eval.compare_sizes import Pair, crossover, size_multiplier
 from clip_linear_eval.fit_intervals import LEVEL, Interval, covariance, profile, t_interval
 from clip_linear_eval.fit_optimize import Problem
 from clip_linear_eval.fit_solve import Solution, solve
-from clip_linear_eval.laws_fitted import Law
+from clip_linear_eval.laws import quiet
+from clip_linear_eval.laws_fitted import Law, plain
 
 POWER = 0.8  # of the smallest difference that is called detectable
 
@@ -48,9 +49,10 @@ class Comparison:
     paired: dict[str, Any] | None = None
 
     def to_json(self) -> dict[str, Any]:
-        return asdict(self)
+        return dict(plain(asdict(self)))
 
 
+@quiet
 def compare_laws(a: Law, b: Law, *, names: tuple[str, str] = ("a", "b")) -> Comparison:
     """Compare law ``b`` with the reference ``a``. Raises UserError if they were not fitted in the same way."""
     same = (a.form, a.objective) == (b.form, b.objective)
@@ -88,7 +90,7 @@ def _equal_exponent(pair: Pair, best: Solution, s2: float | None) -> dict[str, A
     if best.cost <= joint.tiny:  # exact data: whatever differs, differs
         f, ci95 = (0.0 if abs(delta) < 1e-9 else 1e30), (delta, delta)
     elif joint.ref.form.name == "power" and joint.objective == "gaussian":
-        f, ci95 = (delta / se) ** 2, t_interval(delta, se, dof)
+        f, ci95 = float(np.square(np.divide(delta, se))), t_interval(delta, se, dof)
     else:
         _, cost = joint.settle(_held(joint, best), _all_but(joint))
         f, ci95 = max(2 * (cost - best.cost), 0.0) / s2, profile(joint, best, joint.diff, s2, dof, se)

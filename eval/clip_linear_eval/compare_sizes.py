@@ -159,7 +159,8 @@ def multiplier(pair: Pair, x: Array) -> tuple[Array, Array | None, Array | None]
     log_f, by_ref = get_form(pair.ref.form).log_y_jac(pair.ref.theta, x)
     with np.errstate(all="ignore"):
         above = np.exp(log_f) - group.params.get("E", 0.0)
-        needed = (group.params["A"] / above) ** np.divide(1.0, group.params["alpha"])  # a flat law never gets there
+        log_a = group.theta[form.index("A")]
+        needed = np.exp(np.divide(log_a - np.log(above), group.params["alpha"]))  # a flat law never gets there
         if group.form == "shifted":
             needed = needed - group.params["B"]
         needed = np.where((above > 0) & (needed > 0) & np.isfinite(needed), needed, np.nan)

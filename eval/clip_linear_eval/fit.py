@@ -13,10 +13,10 @@ from clip_linear_eval import frontier
 from clip_linear_eval.fit_bootstrap import bootstrap
 from clip_linear_eval.fit_intervals import Interval
 from clip_linear_eval.fit_points import fit_points, identified, prediction
-from clip_linear_eval.fit_screen import Dropped, FitRefused, Screened, enough, screen
+from clip_linear_eval.fit_screen import NAMES, Dropped, FitRefused, Screened, enough, screen
 from clip_linear_eval.fit_select import check_split, choose_form, split
 from clip_linear_eval.laws import Array, Form, Points, get_form
-from clip_linear_eval.laws_fitted import Law
+from clip_linear_eval.laws_fitted import Law, plain
 
 __all__ = ["FitRefused", "Law", "Options", "fit_law"]
 
@@ -52,7 +52,7 @@ def fit_law(
     runs: ArrayLike | None = None,
     intervals: Sequence[str] | None = None,
     rows: Sequence[int] | None = None,
-    names: tuple[str, str] = ("x", "y"),
+    names: tuple[str, str, str] = NAMES,
 ) -> Law:
     """Fit ``form`` (power, saturating, shifted, chinchilla, auto) to points.
 
@@ -173,7 +173,7 @@ def _with_bootstrap(law: Law, points: Points, options: Options, x_name: str, run
     )
     if found is None:
         return replace(law, bootstrap={"draws": options.bootstrap, "seed": options.seed, "failed": options.bootstrap})
-    told = found.to_json()
+    told = plain(found.to_json())
     law = replace(law, bootstrap=told)
     if law.ci95 is not None and options.frontier == "none":
         return law

@@ -11,7 +11,7 @@ import numpy as np
 from clip_linear_eval.fit_intervals import LEVEL
 from clip_linear_eval.fit_optimize import Problem
 from clip_linear_eval.fit_solve import solve
-from clip_linear_eval.laws import Array, Form, Points
+from clip_linear_eval.laws import Array, Form, Points, quiet
 
 
 @dataclass(frozen=True)
@@ -25,15 +25,18 @@ class Draws:
     seed: int
     n_clusters: int
 
+    @quiet
     def interval(self, values: Array) -> tuple[float, float]:
         lo, hi = np.quantile(values, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
         return float(lo), float(hi)
 
+    @quiet
     def natural(self) -> dict[str, Array]:
         """Each parameter's draws in natural units."""
         logged = {p: self.theta[:, j] for j, p in enumerate(self.form.params)}
         return {p: v if p in ("alpha", "beta") else np.exp(v) for p, v in logged.items()}
 
+    @quiet
     def to_json(self) -> dict[str, Any]:
         values = self.natural()
         return {
@@ -47,6 +50,7 @@ class Draws:
         }
 
 
+@quiet
 def bootstrap(
     points: Points,
     form: Form,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -77,6 +78,13 @@ class Table:
     pairs: dict[int, str]  # row number -> what it shares with its counterpart in another group (size, samples, seed)
 
 
+def _group_names(table: pd.DataFrame, columns: Columns) -> list[str]:
+    """The group of each row; "all" without a group column, "" where the cell is empty."""
+    if columns.group is None:
+        return ["all"] * len(table)
+    return ["" if g is None or g != g else str(g) for g in table[columns.group]]
+
+
 def is_accuracy(metric: str) -> bool:
     """Whether 1 − value of a metric of our rows is an error."""
     return _ACCURACY.match(metric) is not None
@@ -96,14 +104,15 @@ def select(table: pd.DataFrame, columns: Columns) -> Table:
         present = ", ".join(str(c) for c in table.columns if c != "_row")
         raise FitRefused("missing_column", f"no column {', '.join(missing)}; the rows have: {present}", missing)
     unit, cautions = _unit(table, columns)
+    total = Counter(_group_names(table, columns))
     table, dropped = _unfinished(table)
     data = {c: _numbers(table, c) for c in wanted[:5] if c is not None}
-    names = table[columns.group].astype(str).where(table[columns.group].notna(), "") if columns.group else None
+    names = np.array(_group_names(table, columns), dtype=object)
     groups = []
-    for name in ["all"] if names is None else list(dict.fromkeys(names)):
-        mask = np.ones(len(table), dtype=bool) if names is None else (names == name).to_numpy()
+    for name in dict.fromkeys(names):
+        mask = names == name
         rows = table["_row"].to_numpy()[mask].tolist()
-        if names is not None and name == "":
+        if name == "":
             dropped += [Dropped(r, f"no {columns.group}") for r in rows]
             continue
         second = columns.budget or columns.x2
@@ -118,7 +127,7 @@ def select(table: pd.DataFrame, columns: Columns) -> Table:
                 x2=part[second] if second else None,
                 sigma=replicate_sigma(part[columns.x], part[columns.y]) if by_seeds else part.get(spread or ""),
                 rows=[r for r, k in zip(rows, keep) if k],
-                n_rows=len(rows),
+                n_rows=total[name],
             )
         )
     if not groups:

@@ -44,6 +44,8 @@ def covariance(problem: Objective, solution: Solution, s2: float, free: list[int
     free = solution.free if free is None else free
     r, jac = problem.residuals(solution.theta)
     jac = jac[:, free]
+    if not np.isfinite(jac).all():
+        return np.full((problem.k, problem.k), np.inf)
     norm = np.linalg.norm(jac, axis=0)
     norm[norm == 0] = 1.0
     inverse = np.linalg.pinv((jac / norm).T @ (jac / norm), rcond=1e-14, hermitian=True)
@@ -128,7 +130,7 @@ def _excess(
         if v not in known:
             start = known[min(known, key=lambda u: abs(u - v))][0].copy()
             start[j] = to_theta(v)
-            known[v] = problem.settle(start, rest)
+            known[v] = problem.settle(start, rest, rough=True)
         return float(np.sqrt(max(known[v][1] - solution.cost, 0.0)) - limit)
 
     return excess

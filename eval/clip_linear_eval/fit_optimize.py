@@ -65,7 +65,8 @@ class Objective:
     def minimise(self, theta: Array, free: Iterable[int], rough: bool = False) -> tuple[Array, float]:
         """The minimum near θ over the parameters in ``free``, the others held; returns θ and the cost.
 
-        ``rough`` stops a robust search early: good enough to rank starts.
+        ``rough`` stops a robust search early, with its cost known to about 1e-8: enough to rank starts, trace
+        a profile and resample.
         """
         at = list(free)
         full = np.array(theta, dtype=float)
@@ -94,14 +95,16 @@ class Objective:
                     loss="linear" if self.delta is None else "huber",
                     f_scale=self.delta or 1.0,
                     x_scale="jac",
-                    ftol=1e-7 if rough else _TOLERANCE,
+                    ftol=1e-9 if rough else _TOLERANCE,
                     xtol=_TOLERANCE,
                     gtol=_TOLERANCE,
-                    max_nfev=60 if rough else 400,
+                    max_nfev=80 if rough else 400,
                 ).x
         return full, self.cost(full)
 
-    def settle(self, theta: Array, free: Iterable[int], thorough: bool = False) -> tuple[Array, float]:
+    def settle(
+        self, theta: Array, free: Iterable[int], thorough: bool = False, rough: bool = False
+    ) -> tuple[Array, float]:
         """As ``minimise``, and the smaller laws with a coefficient at zero (−inf in θ) are weighed against it.
 
         They are tried where the coefficient has become small, or always if ``thorough``.
@@ -111,13 +114,13 @@ class Objective:
         for j in at:
             if start[j] == -np.inf:
                 start[j] = self.zeroable[j]
-        best, cost = self.minimise(start, at)
+        best, cost = self.minimise(start, at, rough)
         small = [j for j in self.zeroable if j in at and (thorough or not best[j] > self.zeroable[j])]
         for m in range(1, len(small) + 1):
             for zeros in itertools.combinations(small, m):
                 held = best.copy()
                 held[list(zeros)] = -np.inf
-                smaller, at_zero = self.minimise(held, [j for j in at if j not in zeros])
+                smaller, at_zero = self.minimise(held, [j for j in at if j not in zeros], rough)
                 if not at_zero > cost * (1 + 1e-10) + self.tiny:
                     best, cost = smaller, min(cost, at_zero)
         return best, cost

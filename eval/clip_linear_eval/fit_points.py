@@ -13,10 +13,11 @@ from clip_linear_eval.fit_intervals import Interval, covariance, law_intervals, 
 from clip_linear_eval.fit_optimize import Problem
 from clip_linear_eval.fit_screen import Caution
 from clip_linear_eval.fit_solve import robust_delta, solve
-from clip_linear_eval.laws import EXPONENTS, Array, Form, Points
+from clip_linear_eval.laws import EXPONENTS, Array, Form, Points, quiet
 from clip_linear_eval.laws_fitted import Law
 
 
+@quiet
 def fit_points(
     points: Points,
     form: Form,
@@ -43,6 +44,7 @@ def fit_points(
         n_rows=points.n,
         cost=solution.cost,
         params=params,
+        log_params=tuple(float(t) for t in solution.theta),
         ci95=ci95,
         interval_method=None if ci95 is None else method,
         se=_standard_errors(form, params, cov),

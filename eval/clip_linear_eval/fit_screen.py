@@ -12,6 +12,7 @@ from clip_linear_eval.laws import Array, Points
 
 UNITS = ("fraction", "percent", "loss")
 REFUSALS = ("insufficient_points", "single_x", "missing_column", "mixed_units", "no_positive_rows")
+NAMES = ("x", "y", "x2")
 _SHORT = 2.0  # decades of x below which a floor E and an exponent can hardly be told apart
 _MIXED = 10.0  # how much smaller the scatter must become when the large values are read as percent
 
@@ -58,7 +59,7 @@ def screen(
     sigma: Array | None = None,
     rows: Sequence[int] | None = None,
     unit: str | None = None,
-    names: tuple[str, str] = ("x", "y"),
+    names: tuple[str, str, str] = NAMES,
     n_rows: int | None = None,
     params: int = 2,
 ) -> Screened:
@@ -78,14 +79,14 @@ def screen(
     cautions += _units(points, unit, names[1])
     if unit == "percent":
         points = replace(points, y=points.y / 100)
-    enough(points, params, names[0])
+    enough(points, params, names[0], names[2])
     return Screened(points, tuple(dropped), tuple(cautions + _shape(points, names)), total)
 
 
 def _positive(
-    x: Array, y: Array, x2: Array | None, sigma: Array | None, rows: list[int], names: tuple[str, str]
+    x: Array, y: Array, x2: Array | None, sigma: Array | None, rows: list[int], names: tuple[str, str, str]
 ) -> tuple[Array, list[Dropped], list[Caution]]:
-    columns = {names[0]: x, names[1]: y, "x2": x2, "sigma": sigma}
+    columns: dict[str, Array | None] = {names[0]: x, names[1]: y, names[2]: x2, "sigma": sigma}
     keep, dropped = np.ones(len(x), dtype=bool), []
     counts = {"dropped_nonfinite": 0, "dropped_nonpositive": 0}
     for i, row in enumerate(rows):
@@ -109,10 +110,10 @@ def _which(code: str, count: int, dropped: list[Dropped]) -> str:
     return f"{count} row(s) left out: {'not finite' if wild else 'not positive'} (rows {listed})"
 
 
-def enough(points: Points, params: int, x_name: str) -> None:
+def enough(points: Points, params: int, x_name: str, x2_name: str = "x2") -> None:
     """Raise FitRefused unless the points can determine ``params`` parameters."""
     distinct = len(np.unique(points.x if points.x2 is None else np.stack([points.x, points.x2]), axis=-1).T)
-    for name, column in ((x_name, points.x), ("x2", points.x2)):
+    for name, column in ((x_name, points.x), (x2_name, points.x2)):
         if column is not None and points.n > 1 and len(np.unique(column)) == 1:
             raise FitRefused(
                 "single_x", f"all {points.n} points have {name} = {column[0]:g}; a law needs several sizes"
@@ -161,9 +162,9 @@ def _scatter(u: Array, v: Array) -> float:
     return float(np.std(v - np.polyval(np.polyfit(u - u.mean(), v, 1), u - u.mean())))
 
 
-def _shape(points: Points, names: tuple[str, str]) -> list[Caution]:
-    said, (x_name, y_name) = [], names
-    for name, column in ((x_name, points.x), ("x2", points.x2)):
+def _shape(points: Points, names: tuple[str, str, str]) -> list[Caution]:
+    said, (x_name, y_name, x2_name) = [], names
+    for name, column in ((x_name, points.x), (x2_name, points.x2)):
         decades = 9.0 if column is None else float(np.log10(column.max() / column.min()))
         if decades < _SHORT - 1e-9:
             said.append(

@@ -14,7 +14,7 @@ from clip_linear_eval.fit_diagnose import diagnose
 from clip_linear_eval.fit_optimize import Problem
 from clip_linear_eval.fit_screen import FitRefused
 from clip_linear_eval.fit_solve import solve
-from clip_linear_eval.laws import FORMS, Form, Points
+from clip_linear_eval.laws import FORMS, Form, Points, quiet
 
 _CHANCE = 0.85  # errors (fractions) above this are near chance, where a shift bends the law
 
@@ -47,6 +47,7 @@ def candidates(points: Points, fraction: bool) -> list[Form]:
     return found
 
 
+@quiet
 def choose_form(groups: Sequence[Points], objective: str, fraction: bool = False) -> tuple[str, dict[str, Any]]:
     """One form for all groups, and how it was chosen.
 

@@ -36,7 +36,7 @@ def solve(problem: Problem, near: Array | None = None) -> Solution:
         return Solution(theta, problem.cost(theta), {"ok": True, "method": "closed form (least squares)"})
     everything = range(problem.k)
     if near is not None:
-        return Solution(*problem.settle(near, everything), {})
+        return Solution(*problem.settle(near, everything, rough=True), {})
     smooth = problem if problem.objective == "linear" else problem.like("gaussian")
     begin = starts(problem.form, problem.points, problem.weight)
     runs = _sorted([smooth.minimise(theta, everything) for theta in begin])

@@ -106,7 +106,7 @@ def _screen(group: Group, table: Table, columns: Columns, options: Options) -> S
         sigma=group.sigma,
         rows=group.rows,
         unit=table.unit,
-        names=(columns.x, columns.y),
+        names=(columns.x, columns.y, columns.budget or columns.x2 or "x2"),
         n_rows=group.n_rows,
     )
 

@@ -17,7 +17,7 @@ from scipy.stats import t as t_dist
 from clip_linear_eval.fit_intervals import LEVEL
 from clip_linear_eval.fit_points import fit_points
 from clip_linear_eval.fit_screen import Caution, Dropped, FitRefused, Screened
-from clip_linear_eval.laws import Array, Points, get_form
+from clip_linear_eval.laws import Array, Points, get_form, quiet
 from clip_linear_eval.laws_fitted import Law
 
 SAME_BUDGET = 0.05  # relative gap between neighbours below which rows belong to one budget
@@ -83,6 +83,7 @@ def _flip(ends: tuple[float | None, float | None]) -> tuple[float | None, float 
     return (None if hi is None else -hi), (None if lo is None else -lo)
 
 
+@quiet
 def fit_isoflop(seen: Screened) -> Isoflop:
     """Vertices per budget (``points.x2``) and their power law. Raises FitRefused with fewer than two usable budgets."""
     points = seen.points

@@ -91,11 +91,6 @@ class Form:
         """θ as named parameters."""
         return {p: float(t if p in EXPONENTS else np.exp(t)) for p, t in zip(self.params, theta)}
 
-    def theta(self, params: dict[str, float]) -> Array:
-        """Named parameters as θ."""
-        with np.errstate(divide="ignore"):
-            return np.array([params[p] if p in EXPONENTS else np.log(params[p]) for p in self.params])
-
     def log_y_jac(self, theta: Array, x: Array, x2: Array | None = None) -> tuple[Array, Array]:
         """ln y at x (and x2), shape [n], and its derivatives by θ, shape [n, k].
 
@@ -127,6 +122,8 @@ class Form:
 
 
 EXPONENTS = ("alpha", "beta")
+# Decorator of whatever a wild parameter may reach: what overflows becomes inf, which JSON then holds as null.
+quiet = np.errstate(all="ignore")
 FORMS = {
     form.name: form
     for form in (

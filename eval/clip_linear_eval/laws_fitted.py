@@ -12,7 +12,7 @@ from scipy.stats import t as t_dist
 from clip_linear_eval.fit_intervals import LEVEL, Interval
 from clip_linear_eval.fit_optimize import Problem
 from clip_linear_eval.fit_screen import Caution, Dropped
-from clip_linear_eval.laws import Array, Points, get_form
+from clip_linear_eval.laws import Array, Points, get_form, quiet
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,6 +29,7 @@ class Law:
     n_rows: int
     cost: float
     params: dict[str, float]
+    log_params: tuple[float, ...]  # θ: logs of all but the exponents, −inf for a coefficient of 0
     ci95: dict[str, Interval] | None
     interval_method: str | None
     se: dict[str, float | None]
@@ -57,19 +58,16 @@ class Law:
     points: Points = field(repr=False, compare=False)
 
     @property
-    def theta(self) -> Array:
-        """The parameters as the form's vector: logs of all but the exponents."""
-        return get_form(self.form).theta(self.params)
-
-    @property
     def problem(self) -> Problem:
         """The law's minimisation, to go on from it."""
         return Problem(get_form(self.form), self.points, self.objective, self.delta)
 
+    @quiet
     def predict(self, x: ArrayLike, x2: ArrayLike | None = None) -> Array:
         """y of the law (its median) at x, and x2 for ``chinchilla``."""
         return np.exp(self._log_y(x, x2)[0])
 
+    @quiet
     def band(
         self, x: ArrayLike, x2: ArrayLike | None = None, *, prediction: bool = False
     ) -> tuple[Array, Array] | None:
@@ -92,25 +90,40 @@ class Law:
 
     def local_slope(self, x: ArrayLike) -> Array:
         """−d ln y / d ln x: the exponent that a pure power law would show near x."""
-        x = np.asarray(x, dtype=float)
-        h = 1e-5
-        return (np.log(self.predict(x * np.exp(-h))) - np.log(self.predict(x * np.exp(h)))) / (2 * h)
+        x, h = np.asarray(x, dtype=float), 1e-5
+        return (self._log_y(x * np.exp(-h), None)[0] - self._log_y(x * np.exp(h), None)[0]) / (2 * h)
 
     def to_json(self) -> dict[str, Any]:
         """The group's entry in fit.json."""
         whole = {k: v for k, v in asdict(replace(self, points=Points.of([1.0], [1.0]))).items() if k != "points"}
         whole.pop("dropped")
         whole.pop("warnings")
-        return whole
+        return plain(whole)
 
     @classmethod
     def from_json(cls, group: dict[str, Any], points: Points | None = None) -> Law:
         """A law from a group's entry in fit.json, to predict and draw bands with; ``points`` only to fit further."""
         known = {f.name for f in fields(cls)} - {"points"}
-        return cls(**{k: v for k, v in group.items() if k in known}, points=points or Points.of([1.0], [1.0]))
+        values = {k: v for k, v in group.items() if k in known}
+        values["log_params"] = tuple(-np.inf if v is None else v for v in values["log_params"])
+        return cls(**values, points=points or Points.of([1.0], [1.0]))
+
+    @property
+    def theta(self) -> Array:
+        """The parameters as the form's vector."""
+        return np.array(self.log_params)
 
     def _log_y(self, x: ArrayLike, x2: ArrayLike | None) -> tuple[Array, Array]:
         x, z = np.broadcast_arrays(
             np.atleast_1d(np.asarray(x, dtype=float)), 1.0 if x2 is None else np.asarray(x2, float)
         )
         return get_form(self.form).log_y_jac(self.theta, x, z)
+
+
+def plain(value: Any) -> Any:
+    """The same as JSON can hold it: infinite and undefined numbers become None."""
+    if isinstance(value, float):
+        return value if np.isfinite(value) else None
+    if isinstance(value, dict):
+        return {k: plain(v) for k, v in value.items()}
+    return [plain(v) for v in value] if isinstance(value, list | tuple) else value

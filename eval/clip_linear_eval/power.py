@@ -12,7 +12,7 @@ from scipy.stats import t as t_dist
 
 from clip_linear.errors import UserError
 
-MOST_SEEDS = 1000
+MOST_SEEDS = 200
 
 
 @dataclass(frozen=True)

@@ -145,7 +145,7 @@ def test_dropped_rows_are_listed_by_number(fit):
 def test_diverged_runs_are_left_out(fit):
     _, found = fit(x=SIZES, y=ERRORS, status=["done"] * 7 + ["diverged", "running"])
     assert [d["reason"] for d in found["dropped"]] == ["status diverged", "status running"]
-    assert found["groups"]["all"]["n"] == 7
+    assert found["groups"]["all"]["n"] == 7 and found["groups"]["all"]["n_rows"] == 9
 
 
 def test_empty_columns_do_no_harm(fit):
@@ -227,6 +227,9 @@ def test_python_refuses_with_the_same_codes():
         (["--group", "v", "--ref", "sofmax"], "softmax"),
         (["--hold-out", "8"], "leaves 1"),
         (["--sigma", "seeds"], "two or more"),
+        (["--ref", "softmax"], "--group"),
+        (["--form", "isoflop", "--budget", "y", "--hold-out", "1"], "no meaning"),
+        (["--form", "chinchilla", "--x2", "y", "--frontier", "pareto"], "no meaning"),
         (["--sigma", "y", "--objective", "l1"], "sigma"),
     ],
 )

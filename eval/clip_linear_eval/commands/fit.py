@@ -81,6 +81,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     for flag, form in (("x2", "chinchilla"), ("budget", "isoflop")):
         if (getattr(args, flag) is not None) != (args.form == form):
             raise UserError(f"--{flag} and --form {form} need each other; give both or neither")
+    _check_together(args)
     for flag in ("bootstrap", "drop_top_y"):
         if getattr(args, flag) < 0:
             raise UserError(f"--{flag.replace('_', '-')} {getattr(args, flag)} is negative; give a number from 0")
@@ -107,6 +108,22 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     )
     path = Path(args.rows)
     return fit_table(read_table(path), columns, options, args.ref).json | {"source": source(path)}
+
+
+def _check_together(args: argparse.Namespace) -> None:
+    """A flag that would be ignored is a mistake."""
+    from clip_linear.errors import UserError
+
+    if args.ref is not None and args.group is None:
+        raise UserError(f"--ref {args.ref!r} needs --group COL, whose values are compared")
+    alone = {
+        "isoflop": ("predict", "hold_out", "bootstrap", "sigma", "frontier", "objective"),
+        "chinchilla": ("frontier",),
+    }
+    plain = parser().parse_args([args.rows, "--x", args.x, "--y", args.y])
+    for flag in alone.get(args.form, ()):
+        if getattr(args, flag) != getattr(plain, flag):
+            raise UserError(f"--{flag.replace('_', '-')} has no meaning with --form {args.form}; leave it out")
 
 
 def _predict(text: str, form: str) -> tuple[Any, ...]:
