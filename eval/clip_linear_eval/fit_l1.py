@@ -10,7 +10,7 @@ from scipy.optimize import linprog
 from clip_linear_eval.laws import Array
 
 _GAIN = 1e-13  # relative gain of the linear programme below which the point is stationary
-_STEPS = 80
+_STEPS = 200
 
 
 def minimise_l1(residuals: Callable[[Array], tuple[Array, Array]], theta: Array) -> tuple[Array, float, bool]:
