@@ -65,6 +65,14 @@ def read_shards(
     )
 
 
+def shard_names(config: TrainConfig) -> str:
+    """A fingerprint of the list of shards, which must be the same on all ranks. Raises UserError for an empty one."""
+    from clip_linear.data import expand
+    from clip_linear.data.state import fingerprint
+
+    return fingerprint(expand(config.train_data))
+
+
 class Feed:
     """Gives the loop ``accum_freq`` batches a step."""
 

@@ -22,7 +22,7 @@ from clip_linear.train.build import build, make_loss, make_optimizer, make_sched
 from clip_linear.train.cadence import Cadence
 from clip_linear.train.config import TrainConfig
 from clip_linear.train.ema import Ema
-from clip_linear.train.feed import Feed, MakeLoader
+from clip_linear.train.feed import Feed, MakeLoader, shard_names
 from clip_linear.train.guards import Guards
 from clip_linear.train.report import Report, check_targets
 from clip_linear.train.speed import Clock, memory
@@ -100,13 +100,14 @@ class Trainer:
         self.config, self.world, self.stop, self.evaluate = config, world, stop, evaluate
         self.run_dir: Path = config.run_dir
         facts = {"code": provenance.commit(), "versions": provenance.versions(), "run": config.run_id}
+        facts["shard list"] = shard_names(config) if make_loader is None else ""
         if world.is_first:
             (self.run_dir / folder.FAILED).unlink(missing_ok=True)
-        table = world.preflight(facts | {"data": config.train_data})
+        table = world.preflight(facts)
         if world.is_first:
             folder.claim(self.run_dir, config, table)
         self.watch = Watch(self.run_dir, table, world.rank)
-        torch.use_deterministic_algorithms(config.deterministic)
+        _set_backends(config.deterministic)
         rng.seed_all(config.seed)
         self.parts = build(config, world.device)
         rng.seed_all(config.seed + world.rank)
@@ -289,6 +290,17 @@ class Trainer:
         facts = {"run_id": self.config.run_id, "step": self.step, "samples_seen": self.step * self.config.global_batch}
         facts |= {"loss": self.loss, "seconds": self.seconds_so_far(), "date": provenance.date()}
         write_json(self.run_dir / folder.DONE, facts | self.guards.counts() | {"faults": self.faults})
+
+
+def _set_backends(deterministic: bool) -> None:
+    """OpenCLIP's settings for CUDA (TF32, cuDNN's search), or none that may give other bits."""
+    if deterministic:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.use_deterministic_algorithms(deterministic)
+    if torch.cuda.is_available():
+        torch.backends.cuda.matmul.allow_tf32 = True
+        torch.backends.cudnn.benchmark = not deterministic
+        torch.backends.cudnn.deterministic = deterministic
 
 
 def _at(row: Row, samples: int) -> Row:

@@ -74,3 +74,23 @@ def test_continued_equals_uninterrupted(tmp_path, whole, ranks, workers, moments
     assert last[0]["data_state"] == last[1]["data_state"]
     assert json.loads((tmp_path / "run" / "done.json").read_text())["samples_seen"] == 8 * STEPS
     assert not list(checkpoint.folder(tmp_path / "run").glob(".*"))
+
+
+def test_a_second_signal_ends_at_once(tmp_path, whole):
+    _, shards = whole(1, 0)
+    args = _args(tmp_path, shards, 1, 0, tmp_path / "run")
+    assert codes(start_ranks_until(1, args, ("batch twice", 4, signal.SIGTERM))) == [143]
+    assert set(checkpoint.steps_on_disk(tmp_path / "run")) <= {2}  # one signal would have saved step 4
+
+
+@pytest.mark.slow
+def test_another_number_of_ranks_continues_with_a_warning(tmp_path, whole):
+    _, shards = whole(1, 0)
+    two = _args(tmp_path, shards, 2, 0, tmp_path / "run")
+    assert codes(start_ranks_until(2, two, ("batch", 5, signal.SIGUSR2))) == [75, 0]
+    with open(tmp_path / "err", "w") as err:
+        one = _args(tmp_path, shards, 1, 2, tmp_path / "run")
+        assert codes(start_ranks_until(1, one, ("none", 0), stderr=err.name)) == [0]
+    said = (tmp_path / "err").read_text()
+    assert "2 ranks with 0 workers each; now there are 1 with 2" in said
+    assert [row["step"] for row in rows(tmp_path / "run")] == list(range(1, STEPS + 1))

@@ -195,3 +195,21 @@ def test_resume_path_mistakes(tmp_path, text, words):
         path.write_bytes(text)
     with pytest.raises(UserError, match=words):
         train(config(tmp_path, "--resume", str(path)), make_loader=FakeLoader)
+
+
+def test_a_gpu_skips_bad_steps_the_same_way(tmp_path, monkeypatch):
+    """On CUDA the fused optimizer skips by itself; its CPU form follows the same protocol."""
+    from clip_linear.train.step import Stepper
+
+    assert train(config(tmp_path, max_bad_steps=2), make_loader=Poisoned) == 0
+    original = Stepper.__init__
+
+    def on_device(self, *args, **kwargs):
+        original(self, *args, **kwargs)
+        self.skips_on_device = True
+
+    monkeypatch.setattr(Stepper, "__init__", on_device)
+    device = config(tmp_path, max_bad_steps=2, run_dir=tmp_path / "device")
+    assert train(device, make_loader=Poisoned) == 0
+    assert rows(device.run_dir) == rows(tmp_path / "run")
+    assert same_bits(weights(device.run_dir, 12), weights(tmp_path / "run", 12))

@@ -203,7 +203,7 @@ def start_call(function: Any, *args: Any) -> Any:
     return process
 
 
-def _killing(args: list[str], moment: tuple, env: dict[str, str]) -> None:
+def _killing(args: list[str], moment: tuple, env: dict[str, str], stderr: str | None = None) -> None:
     """``train`` on real shards in a process that a moment of its own making ends.
 
     ("alarm", s): killed after s seconds, wherever it is. ("fsync", n), ("rename", n): killed in the n-th such call.
@@ -244,20 +244,23 @@ def _killing(args: list[str], moment: tuple, env: dict[str, str]) -> None:
         before(os, "replace", die)
     elif kind == "half":
         before(torch, "save", half, lambda value, path: isinstance(path, Path))  # not what ranks send
-    elif kind == "batch":
+    elif kind in ("batch", "batch twice"):
         from clip_linear.train.feed import Feed
 
-        before(Feed, "next_pairs", lambda *_: os.kill(os.getpid(), rest[0]))
+        times = 2 if kind == "batch twice" else 1
+        before(Feed, "next_pairs", lambda *_: [os.kill(os.getpid(), rest[0]) for _ in range(times)])
+    if stderr is not None:
+        sys.stderr = open(stderr, "a", buffering=1)  # noqa: SIM115 - of this process, to its end
     _run(args, None, env)
 
 
-def start_ranks_until(n: int, args: list[str], moment: tuple, rank: int = 0) -> list[Any]:
+def start_ranks_until(n: int, args: list[str], moment: tuple, rank: int = 0, stderr: str | None = None) -> list[Any]:
     """Ranks on real shards, one of which meets ``moment`` (see ``_killing``)."""
     out = []
     for i in range(n):
         env = {"RANK": i, "LOCAL_RANK": i, "WORLD_SIZE": n, "LOCAL_WORLD_SIZE": n} if n > 1 else {}
         mine = moment if i == rank else ("none", 0)
-        out.append(start_call(_killing, args, mine, {k: str(v) for k, v in env.items()}))
+        out.append(start_call(_killing, args, mine, {k: str(v) for k, v in env.items()}, stderr))
     return out
 
 
