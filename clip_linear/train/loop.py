@@ -2,26 +2,24 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
 import time
 from collections import deque
 from pathlib import Path
-from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from clip_linear import provenance
 from clip_linear.data.state import add_up
-from clip_linear.errors import RunError
-from clip_linear.files import append_jsonl, read_jsonl, write_json
-from clip_linear.train import checkpoint, folder, rng, saving
+from clip_linear.files import write_json
+from clip_linear.train import checkpoint, evaluating, folder, rng, saving
 from clip_linear.train.build import build, make_loss, make_optimizer, make_schedule, write_open_clip_config
 from clip_linear.train.cadence import Cadence
 from clip_linear.train.config import TrainConfig
 from clip_linear.train.ema import Ema
+from clip_linear.train.evaluating import Evaluate, Row
 from clip_linear.train.feed import Feed, MakeLoader, shard_names
 from clip_linear.train.guards import Guards
 from clip_linear.train.report import Report, check_targets
@@ -33,24 +31,7 @@ from clip_linear.train.world import World
 from clip_linear.train.wrap import wrap
 
 log = logging.getLogger(__name__)
-Row = dict[str, Any]
 SAVE_PATIENCE_S = 1800.0  # how long the other ranks wait for rank 0's last checkpoint
-
-
-class Evaluate(Protocol):
-    """Evaluates a model on all ranks; rank 0's rows count."""
-
-    def __call__(
-        self,
-        model: Any,
-        tokenizer: Any,
-        preprocess_val: Any,
-        *,
-        device: torch.device,
-        precision: str,
-        rank: int,
-        world_size: int,
-    ) -> list[Row]: ...
 
 
 def train(config: TrainConfig, evaluate: Evaluate | None = None, make_loader: MakeLoader | None = None) -> int:
@@ -167,7 +148,11 @@ class Trainer:
                 self._flush()
             if asked:
                 return EXIT_CODES[asked]
-            self._evaluate(last)
+            if evaluating.is_due(self, last):
+                if self.step != self.saved_step:
+                    self._save()
+                self._flush()
+                evaluating.evaluate(self, last)
             if last:
                 self._finish()
                 return 0
@@ -244,46 +229,6 @@ class Trainer:
             self.writer.wait()
         self.world.wait(SAVE_PATIENCE_S)
 
-    def _evaluate(self, last: bool) -> None:
-        """Evaluate where that is due; the checkpoint of this step is safe by then."""
-        if self.evaluate is None or not (last or self.cadence.evaluates(self.step)):
-            return
-        if not last and self.world.broadcast(self._has_evaluated()):
-            return
-        if self.step != self.saved_step:
-            self._save()
-        self._flush()
-        samples = self.step * self.config.global_batch
-        self.model.eval()
-        try:
-            with rng.untouched(self.world.device), self.ema.swapped_in() if self.ema else contextlib.nullcontext():
-                rows = self.evaluate(
-                    saving.to_evaluate(self),
-                    self.parts.tokenizer,
-                    self.parts.preprocess_val,
-                    device=self.world.device,
-                    precision=self.config.precision,
-                    rank=self.world.rank,
-                    world_size=self.world.world_size,
-                )
-        except (RunError, RuntimeError, ValueError, OSError) as error:
-            if self.world.is_first:
-                append_jsonl(
-                    self.run_dir / folder.EVALS, {"step": self.step, "samples_seen": samples, "error": str(error)}
-                )
-            if last or self.world.world_size > 1:  # ranks that do not know of each other's error cannot go on together
-                raise
-            log.warning("evaluation at step %d failed, training goes on: %s", self.step, error)
-            rows = []
-        self.model.train()
-        if self.world.is_first and rows:
-            rows = [row | _at(row, samples) for row in rows]
-            write_json(self.run_dir / folder.EVAL, rows)
-            self.report.evaluated(self.step, samples, rows)
-
-    def _has_evaluated(self) -> bool:
-        return any(row.get("step") == self.step for row in read_jsonl(self.run_dir / folder.EVALS))
-
     def _finish(self) -> None:
         if not self.world.is_first:
             return
@@ -301,9 +246,3 @@ def _set_backends(deterministic: bool) -> None:
         torch.backends.cuda.matmul.allow_tf32 = True
         torch.backends.cudnn.benchmark = not deterministic
         torch.backends.cudnn.deterministic = deterministic
-
-
-def _at(row: Row, samples: int) -> Row:
-    """What a row says of the point in training at which it was measured."""
-    gmacs = row.get("gmacs")
-    return {"samples_seen": samples, "gmacs_total": None if gmacs is None else gmacs * samples}

@@ -46,6 +46,8 @@ class World:
     def join(cls, flags: dict[str, Any], run_dir: Path, timeout_s: float) -> World:
         """Choose the device, start the process group if there are several ranks. Raises UserError or RunError."""
         where = place()
+        if where.rank > 0:  # what all ranks would say, the first one says
+            logging.getLogger("clip_linear").setLevel(logging.WARNING)
         device = pick_device(flags["device"], where, flags["no_set_device_rank"])
         _set_threads(where.local_size)
         if where.world_size == 1:
