@@ -19,8 +19,8 @@ TENSORS = """
 ## Tensors of each preset
 
 Learned numbers that a preset adds to one layer of an image tower. In a text tower a depth-wise convolution is causal
-with 5 taps (`6·C`, or `6·D` shared; in the MLP 3 taps, `4·M`), the dynamic one has 3 taps (`4·C·(D + 1)`) and a table has
-context_length rows.
+with 5 taps (`6·C`, or `6·D` shared; in the MLP 3 taps, `4·M`), the dynamic one has 3 taps (`4·C·(D + 1)`) and a table
+has context_length rows.
 
 """
 

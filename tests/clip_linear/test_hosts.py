@@ -446,6 +446,22 @@ def test_models_are_traced_without_graph_breaks(preset):
     compiled_equals_eager(build(SHALLOW, preset, preset), *batch(), "aot_eager")
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_patch_dropout_in_a_compiled_tower(checkpointing):
+    config = {**SHALLOW, "vision_cfg": {**VISION, "layers": 1, "patch_dropout": 0.5}}
+    visual, images = build(config, "mala.paper").visual, batch()[0]
+    visual.set_grad_checkpointing(checkpointing)
+    torch._dynamo.reset()
+    grads = []
+    for function in (torch.compile(visual, backend="aot_eager"), visual):
+        visual.zero_grad()
+        torch.manual_seed(4)
+        function(images).sum().backward()
+        grads.append([p.grad.clone() for p in visual.parameters()])
+    assert all(torch.allclose(a, b, atol=1e-6) for a, b in zip(*grads))
+
+
 def test_distributed_data_parallel(tmp_path):
     """DDP is built without find_unused_parameters: it would fail in the second step."""
     torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)

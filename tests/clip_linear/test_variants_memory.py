@@ -1,4 +1,4 @@
-"""Linear in memory: a forward and backward pass over 16,384 tokens in a process of its own."""
+"""Linear in memory: forward and backward over 16,384 tokens, causal and not, in a process of its own."""
 
 import subprocess
 import sys
@@ -11,10 +11,12 @@ CODE = """
 import resource, sys, torch
 from clip_linear.functional import attention
 torch.set_num_threads(1)
-variant, causal, N, H = sys.argv[1], sys.argv[2] == "True", int(sys.argv[3]), int(sys.argv[4])
-q, k, v = (torch.randn(1, H, N, 64, requires_grad=True) for _ in range(3))
-attention(variant, q, k, v, causal=causal).sum().backward()
-assert q.grad.isfinite().all()
+variant, N, H = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+for causal in (False, True):
+    q, k, v = (torch.randn(1, H, N, 64, requires_grad=True) for _ in range(3))
+    attention(variant, q, k, v, causal=causal).sum().backward()
+    assert q.grad.isfinite().all()
+    del q, k, v
 print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6)
 """
 
@@ -25,14 +27,16 @@ def peak_gb(*args):
     return float(done.stdout)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("variant", list_variants())
-def test_sixteen_thousand_tokens_stay_below_1_2_gb(variant, causal):
-    assert peak_gb(variant, causal, 16384, 6) < 1.2
+def test_a_variant_with_large_features_stays_below_1_2_gb():
+    assert peak_gb("pola", 16384, 6) < 1.2  # of which 0.5 GB is torch itself
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("causal", [False, True])
-def test_a_hundred_thousand_tokens(causal):
-    assert peak_gb("mala", causal, 100_000, 1) < 1.5  # an N×N matrix would take 40 GB
+@pytest.mark.parametrize("variant", [v for v in list_variants() if v != "pola"])
+def test_sixteen_thousand_tokens_stay_below_1_2_gb(variant):
+    assert peak_gb(variant, 16384, 6) < 1.2
+
+
+@pytest.mark.slow
+def test_a_hundred_thousand_tokens():
+    assert peak_gb("mala", 100_000, 1) < 1.5  # an N×N matrix would take 40 GB
