@@ -57,13 +57,19 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def with_known_models(args: list[str]) -> list[str]:
-    """The arguments with every JSON config made known to OpenCLIP and replaced by its name. Raises UserError."""
+    """The arguments with every JSON config in --model made known to OpenCLIP and replaced by its name.
+
+    Raises UserError for a config that cannot be read.
+    """
     from clip_linear.factory import known_name
 
-    out = []
+    out, flag = [], ""
     for arg in args:
-        flag, equals, value = arg.rpartition("=")
-        out.append(flag + equals + known_name(value) if value.split("+")[0].endswith(".json") else arg)
+        if arg.startswith("--"):
+            flag = arg.partition("=")[0]
+        before, equals, value = arg.rpartition("=") if arg.startswith("--") else ("", "", arg)
+        is_config = flag == "--model" and value.split("+")[0].endswith(".json")
+        out.append(before + equals + known_name(value) if is_config else arg)
     return out
 
 

@@ -71,13 +71,9 @@ def test_openclips_profiler(tmp_path):
 
 def test_json_configs_become_names(tmp_path):
     path = write_model(tmp_path)
-    assert with_known_models(["--model", f"{path}+elu", f"--model={path}", "--lr", "1"]) == [
-        "--model",
-        "ViT-tiny-test+elu",
-        "--model=ViT-tiny-test",
-        "--lr",
-        "1",
-    ]
+    several = ["--model", f"{path}+elu", path, "--output", "rows.json", f"--model={path}", "--out=a.json"]
+    named = ["--model", "ViT-tiny-test+elu", "ViT-tiny-test", "--output", "rows.json", "--model=ViT-tiny-test"]
+    assert with_known_models(several) == [*named, "--out=a.json"]
 
 
 def test_unknown_modules_are_a_users_mistake():

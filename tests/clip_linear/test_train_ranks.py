@@ -136,7 +136,7 @@ def test_ranks_that_differ_are_told_so(tmp_path):
 
 @pytest.mark.slow
 def test_fsdp_equals_ddp_and_its_checkpoints_are_plain(tmp_path):
-    flags = {"samples": 160}
+    flags = {"samples": 160, "grad-clip-norm": 0.1}
     assert codes(start_ranks(2, argv(tmp_path, *GATHER, **flags, run_dir=tmp_path / "ddp"))) == [0, 0]
     sharded = argv(tmp_path, *GATHER, "--fsdp", "--ema-decay", "0.5", **flags, save_every_steps=6)
     assert codes(start_ranks(2, sharded, Signalled)) == [75, 0]
