@@ -13,8 +13,9 @@ import torch
 
 @dataclass(frozen=True, kw_only=True)
 class Times:
-    """Seconds a call: median, 20 % and 80 % quantiles of ``n`` calls."""
+    """Seconds a call: the best, the median, and the 20 % and 80 % quantiles of ``n`` calls."""
 
+    best: float
     median: float
     low: float
     high: float
@@ -65,7 +66,7 @@ def _times(values: list[float]) -> Times:
         high = min(low + 1, len(ordered) - 1)
         return ordered[low] + (at - low) * (ordered[high] - ordered[low])
 
-    return Times(median=quantile(0.5), low=quantile(0.2), high=quantile(0.8), n=len(ordered))
+    return Times(best=ordered[0], median=quantile(0.5), low=quantile(0.2), high=quantile(0.8), n=len(ordered))
 
 
 def peak_bytes(call: Callable[[], object], device: str = "cpu") -> int | None:

@@ -125,7 +125,7 @@ def _provider(qkv: Tensor, causal: bool) -> str:
 def measure(args: argparse.Namespace, say: Callable[[str], object]) -> list[dict[str, Any]]:
     """A row for each candidate, length, mode and direction."""
     dtype, rows, asked = getattr(torch, args.dtype), [], forced()
-    too_long: set[tuple[str, str, bool, bool]] = set()
+    too_long: dict[tuple[str, str, bool, bool], int] = {}  # candidate -> the length from which it is left out
     bandwidth = _copy_bandwidth() if args.device == "cuda" else None
     try:
         for length in args.lengths:
@@ -136,7 +136,7 @@ def measure(args: argparse.Namespace, say: Callable[[str], object]) -> list[dict
                         calls = {
                             name: call
                             for name, call in _candidates(args, variant, qkv, g, causal, backward, asked)
-                            if (*name, causal, backward) not in too_long
+                            if too_long.get((*name, causal, backward), length + 1) > length
                         }
                         keyed = {" ".join(name): call for name, call in calls.items()}
                         times = interleave(keyed, budget_s=args.budget_s, device=args.device)
@@ -144,7 +144,7 @@ def measure(args: argparse.Namespace, say: Callable[[str], object]) -> list[dict
                             t = times[" ".join(name)]
                             # The next length takes at least so much longer; softmax grows with the square.
                             if t.median * _growth(args.lengths, length, name[0]) > args.limit_s:
-                                too_long.add((*name, causal, backward))
+                                too_long.setdefault((*name, causal, backward), length + 1)
                             if name[0] == "softmax" and variant != args.variants[0]:
                                 continue
                             peak = peak_bytes(call, args.device)
@@ -192,6 +192,7 @@ def _row(
         "y_value_80": t.high * 1e3,
         "n": t.n,
         "ratio_to_sdpa": ratio("softmax sdpa"),
+        "best_ratio_to_sdpa": times["softmax sdpa"].best / t.best if "softmax sdpa" in times else None,
         "ratio_to_eager": ratio(f"{variant} eager") if linear else None,
         "peak_mib": None if peak is None else peak / 2**20,
         "copy_bandwidth_share": least_bytes / t.median / bandwidth if bandwidth and linear else None,
