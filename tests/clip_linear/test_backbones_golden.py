@@ -124,12 +124,16 @@ OTHERS = {  # what was measured beside the registered sizes
 }
 
 
+# Other test modules add tiny "toy" sizes to the table, in whatever order the files are collected.
+RELEASED = [name for name in timm_names() if not name.startswith("toy_")]
+
+
 def test_all_that_was_measured_is_compared():
-    assert {measured_key(n) for n in timm_names()} | set(OTHERS) == set(MEASURED)
+    assert {measured_key(n) for n in RELEASED} | set(OTHERS) == set(MEASURED)
 
 
 def full_size(key):
-    name, changes = next(((n, {}) for n in timm_names() if measured_key(n) == key), None) or OTHERS[key]
+    name, changes = next(((n, {}) for n in RELEASED if measured_key(n) == key), None) or OTHERS[key]
     with torch.device("meta"):
         return build(name, **changes).eval()
 
