@@ -95,6 +95,7 @@ def _timed(run: Callable[[int], None], steps: int, device: Any) -> float:
 
 
 def _rows(args: argparse.Namespace, times: list[tuple[float, float]], device: Any) -> list[dict[str, Any]]:
+    from clip_linear.names import model_config
     from clip_linear_eval.results import make_row
     from clip_linear_eval.rows import device_name
 
@@ -103,8 +104,9 @@ def _rows(args: argparse.Namespace, times: list[tuple[float, float]], device: An
         "step_s_open_clip": [b for _, b in times],
         "overhead": [100 * (a / b - 1) for a, b in times],
     }
-    common = {"model": args.model, "provenance": "measured", "device": device_name(str(device)), "n": len(times)}
-    common |= {"study": "bench train", "dataset": f"synthetic, batch {args.batch_size}, {args.precision}"}
+    common = {"model": model_config(args.model)[0], "device": device_name(str(device)), "n": len(times)}
+    common |= {"study": "bench train", "provenance": "measured"}
+    common |= {"dataset": f"synthetic, batch {args.batch_size}, {args.precision}"}
     common |= {"versions": provenance.versions_text(), "commit": provenance.commit(), "date": provenance.date()}
     rows = []
     for metric, values in columns.items():

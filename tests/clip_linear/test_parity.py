@@ -56,7 +56,13 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("suffix, extra", CASES.values(), ids=CASES)
+QUICK = ("clip, mala", "siglip, mala", "mala, patch dropout")  # the others are marked slow
+
+
+@pytest.mark.parametrize(
+    "suffix, extra",
+    [pytest.param(*c, id=name, marks=[] if name in QUICK else pytest.mark.slow) for name, c in CASES.items()],
+)
 def test_losses_are_openclips(tmp_path, suffix, extra):
     accum = 2 if "--accum-freq" in extra else 1
     numbers = {"lr": 1e-3, "wd": 0.1, "warmup": 5, "seed": 3, "batch-size": BATCH, "grad-clip-norm": 1.0}

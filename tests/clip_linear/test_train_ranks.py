@@ -27,8 +27,15 @@ from tests.clip_linear.train_helpers import (
 GATHER = ["--local-loss", "--gather-with-grad"]
 
 
-@pytest.mark.parametrize("loss", [GATHER, ["--siglip"]], ids=["clip", "siglip"])
-@pytest.mark.parametrize("accum", [1, 2])
+@pytest.mark.parametrize(
+    "loss, accum",
+    [
+        pytest.param(GATHER, 1, id="clip-1"),
+        pytest.param(["--siglip"], 2, id="siglip-2"),
+        pytest.param(GATHER, 2, id="clip-2", marks=pytest.mark.slow),
+        pytest.param(["--siglip"], 1, id="siglip-1", marks=pytest.mark.slow),
+    ],
+)
 def test_two_ranks_equal_one_process_with_the_doubled_batch(tmp_path, loss, accum):
     flags = {"samples": 20 * 16 * accum, "accum-freq": accum, "lr": 1e-3}
     one = config(tmp_path, *loss, **flags, batch_size=16, run_dir=tmp_path / "one")
@@ -88,7 +95,7 @@ class Terminated(Signalled):
     number = signal.SIGTERM
 
 
-@pytest.mark.parametrize("loader, code", [(Signalled, 75), (Terminated, 143)])
+@pytest.mark.parametrize("loader, code", [(Signalled, 75), pytest.param(Terminated, 143, marks=pytest.mark.slow)])
 def test_all_ranks_stop_at_one_step_and_continue(tmp_path, loader, code):
     args = argv(tmp_path, *GATHER)
     assert codes(start_ranks(2, args, loader)) == [code, 0]
@@ -136,7 +143,7 @@ def test_ranks_that_differ_are_told_so(tmp_path):
 
 @pytest.mark.slow
 def test_fsdp_equals_ddp_and_its_checkpoints_are_plain(tmp_path):
-    flags = {"samples": 160, "grad-clip-norm": 0.1}
+    flags = {"samples": 160, "grad-clip-norm": 0.1, "lr": 1e-3}
     assert codes(start_ranks(2, argv(tmp_path, *GATHER, **flags, run_dir=tmp_path / "ddp"))) == [0, 0]
     sharded = argv(tmp_path, *GATHER, "--fsdp", "--ema-decay", "0.5", **flags, save_every_steps=6)
     assert codes(start_ranks(2, sharded, Signalled)) == [75, 0]

@@ -41,7 +41,12 @@ EXTRAS = {
 }
 
 
-@pytest.mark.parametrize("extra", EXTRAS.values(), ids=EXTRAS)
+QUICK = ("plain", "patch dropout", "accumulation", "fp16 with a scaler")  # the others are marked slow
+
+
+@pytest.mark.parametrize(
+    "extra", [pytest.param(e, id=name, marks=[] if name in QUICK else pytest.mark.slow) for name, e in EXTRAS.items()]
+)
 def test_stopped_and_continued_is_the_same_run(tmp_path, extra):
     whole, parts = config(tmp_path, *extra, run_dir=tmp_path / "whole"), config(tmp_path, *extra)
     assert train(whole, make_loader=FakeLoader) == 0

@@ -59,7 +59,7 @@ COCA = MINI | {
 }
 
 
-@pytest.mark.parametrize("accum", [1, 2])
+@pytest.mark.parametrize("accum", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_coca(tmp_path, accum):
     path = tmp_path / "coca_ViT-tiny-test.json"
     path.write_text(json.dumps(COCA))
