@@ -121,4 +121,12 @@ def _say(asked: str, reason: str) -> str:
 traced_as_operator._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
-set_backend(os.environ.get("CLIP_LINEAR_BACKEND") or None)
+def _from_environment(name: str | None) -> None:
+    # A wrong value is said and left aside: an error while importing would be a traceback in every command.
+    try:
+        set_backend(name or None)
+    except ValueError as error:
+        logger.warning("clip_linear: CLIP_LINEAR_BACKEND is ignored: %s", error)
+
+
+_from_environment(os.environ.get("CLIP_LINEAR_BACKEND"))

@@ -10,7 +10,7 @@ from typing import Any
 
 from clip_linear.errors import RunError, UserError
 
-QUICK = {"variants": ["affine_eq7", "mala"], "lengths": [197, 1024, 4096], "budget_s": 0.4}
+QUICK = {"variants": ["affine_eq7", "mala"], "lengths": [197, 1024, 4096], "budget_s": 0.15}
 
 
 def build_parser() -> argparse.ArgumentParser:

@@ -78,6 +78,13 @@ def test_doctor(capsys):
     assert "largest error" in text
 
 
+def test_a_wrong_backend_is_said_in_one_line():
+    run = _run("-m", "clip_linear", "doctor", CLIP_LINEAR_BACKEND="cuda")
+    assert run.returncode == 0
+    assert len(run.stderr.strip().splitlines()) == 1
+    assert "CLIP_LINEAR_BACKEND is ignored: unknown backend 'cuda'; known: triton, cpp" in run.stderr
+
+
 @pytest.mark.slow
 def test_gpu_check_runs_dry(tmp_path):
     pytest.importorskip("triton")
