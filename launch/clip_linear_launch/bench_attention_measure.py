@@ -13,6 +13,7 @@ from torch.nn import functional as F
 
 from clip_linear.functional import attention
 from clip_linear.provenance import commit, cpu_name, date, versions_text
+from clip_linear.registry import variant_class
 from clip_linear_kernels import set_backend
 from clip_linear_kernels.dispatch import choose, forced
 from clip_linear_kernels.timing import Times, interleave, load_average, peak_bytes
@@ -88,8 +89,10 @@ def _candidates(
             scores = scores.masked_fill(torch.ones_like(scores[0, 0], dtype=torch.bool).triu(1), -math.inf)
         return scores.softmax(-1) @ v
 
+    equation = variant_class(variant).attention  # as a model calls it; functional.attention checks options every time
+
     def linear() -> Tensor:
-        return attention(variant, *_split(qkv), causal=causal)
+        return equation(*_split(qkv), causal=causal)
 
     set_backend(asked)  # the last candidate of the round before may have left another
     yield (variant, _provider(qkv, causal)), call(linear, asked)
