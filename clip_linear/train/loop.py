@@ -13,6 +13,7 @@ from torch import Tensor
 
 from clip_linear import provenance
 from clip_linear.data.state import add_up
+from clip_linear.errors import UserError
 from clip_linear.files import write_json
 from clip_linear.train import checkpoint, evaluating, folder, rng, saving
 from clip_linear.train.build import build, make_loss, make_optimizer, make_schedule, write_open_clip_config
@@ -58,10 +59,11 @@ def train(config: TrainConfig, evaluate: Evaluate | None = None, make_loader: Ma
                 error.add_note(f"rank {dead[0]} is dead: it was killed, or ran out of memory")
             folder.write_failed(run_dir, error, world.rank, trainer.step if trainer is not None else None)
             if world.world_size > 1:
-                log.exception("rank %d failed", world.rank)
+                mistake = isinstance(error, UserError)
+                log.error("rank %d failed: %s", world.rank, error, exc_info=not mistake)
                 world.forget_rendezvous()
                 logging.shutdown()
-                os._exit(1)  # the others see the closed connection; a tidy end would wait for them
+                os._exit(2 if mistake else 1)  # the others see the closed connection; a tidy end would wait for them
             raise
         finally:
             world.leave()

@@ -206,3 +206,9 @@ def test_an_evaluation_error_loses_no_checkpoint(tmp_path):
     assert train(cfg, lambda *_, **__: [{"dataset": "d", "metric": "m", "value": 1.0, "gmacs": 2.0}], FakeLoader) == 0
     assert rows(cfg.run_dir) == before
     assert json.loads((cfg.run_dir / "eval.json").read_text())[0]["gmacs_total"] == 192.0
+
+
+def test_a_mistake_on_several_ranks_is_one_line_and_code_2(tmp_path):
+    ended = codes(start_ranks(2, argv(tmp_path, *GATHER, "--pretrained", "nothing")))
+    assert 2 in ended and set(ended) <= {1, 2}
+    assert "neither a file nor a tag" in json.loads((tmp_path / "run" / "failed.json").read_text())["reason"]
