@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from clip_linear.attention import Variant, rotate, wide
+from clip_linear.blocks import by_blocks
 from clip_linear.features import smallest, visible_sum
 from clip_linear.registry import VariantInfo
 from clip_linear_kernels import linear_attention
@@ -42,8 +43,13 @@ class Efficient(Variant):
         rope: tuple[Tensor, Tensor] | None = None,
     ) -> Tensor:
         """Shapes of Variant.attention."""
-        q, k = wide(rotate(q, rope)), wide(rotate(k, rope))
-        kept = k if key_mask is None else k.masked_fill(~key_mask[:, None, :, None], torch.finfo(k.dtype).min)
-        k = (kept - kept.detach().amax(-2, keepdim=True)).exp()
-        total = visible_sum(k, causal, key_mask).clamp(min=smallest(k))
-        return linear_attention(torch.softmax(q, -1) / total, k, v, normaliser="none", causal=causal, key_mask=key_mask)
+
+        def core(q: Tensor, k: Tensor, v: Tensor, keep: Tensor | None) -> Tensor:
+            q, k, mask = wide(q), wide(k), None if keep is None else keep[:, 0, :, 0]
+            kept = k if keep is None else k.masked_fill(~keep, torch.finfo(k.dtype).min)
+            k = (kept - kept.detach().amax(-2, keepdim=True)).exp()
+            total = visible_sum(k, causal, mask).clamp(min=smallest(k))
+            return linear_attention(torch.softmax(q, -1) / total, k, v, normaliser="none", causal=causal, key_mask=mask)
+
+        keep = None if key_mask is None else key_mask[:, None, :, None]
+        return by_blocks(core, rotate(q, rope), rotate(k, rope), v, keep)
