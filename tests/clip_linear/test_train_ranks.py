@@ -142,7 +142,7 @@ def test_ranks_that_differ_are_told_so(tmp_path):
 
 
 def without_key_bias(name, value):
-    """A bias of all keys cancels in softmax: its gradient is rounding noise, which Adam scales up to steps of size lr."""
+    """A bias of all keys cancels in softmax: its gradient is rounding noise, which Adam turns into steps of size lr."""
     if not name.endswith("in_proj_bias"):
         return value
     q, _, v = value.chunk(3)
@@ -163,7 +163,9 @@ def test_fsdp_equals_ddp_and_its_checkpoints_are_plain(tmp_path):
     )
     assert {k: v.shape for k, v in plain["state_dict"].items()} == {k: v.shape for k, v in shards["state_dict"].items()}
     for k, v in plain["state_dict"].items():
-        torch.testing.assert_close(without_key_bias(k, shards["state_dict"][k]), without_key_bias(k, v), rtol=1e-4, atol=1e-6)
+        torch.testing.assert_close(
+            without_key_bias(k, shards["state_dict"][k]), without_key_bias(k, v), rtol=1e-4, atol=1e-6
+        )
     for i, state in plain["optimizer"]["state"].items():
         torch.testing.assert_close(shards["optimizer"]["state"][i]["exp_avg"], state["exp_avg"], rtol=1e-3, atol=1e-7)
 
