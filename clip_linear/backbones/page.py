@@ -16,7 +16,7 @@ HEADERS = (
 # fmt: on
 FOOT = (
     "parameters and GMACs: those of the released code's model with 1,000 classes, at px; 'published': the paper's or "
-    'README\'s (which call multiply-accumulates "FLOPs"), - where there are none.'
+    'README\'s (which call multiply-accumulates "FLOPs"), - where none is transcribed here.'
 )
 
 

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from clip_linear.errors import UserError
-from clip_linear.files import write_json
+from clip_linear.files import write_bytes, write_json
 from clip_linear.train.config import TrainConfig
 from clip_linear.train.effective import effective_config, model_kwargs
 
@@ -131,8 +131,14 @@ def _check_pretrained(model: str, pretrained: str) -> None:
 
 
 def write_open_clip_config(path: Path, config: TrainConfig, model: nn.Module) -> None:
-    """Write open_clip_config.json, which with the weights makes the folder a ``local-dir:`` source."""
+    """Write open_clip_config.json, which with the weights makes the folder a ``local-dir:`` source.
+
+    OpenCLIP reads a vocabulary by its path; a copy lies beside the config, so that a moved run can still be evaluated.
+    """
     visual: Any = model.visual
+    vocabulary = (config.model_cfg["text_cfg"].get("tokenizer_kwargs") or {}).get("bpe_path")
+    if vocabulary is not None:
+        write_bytes(path.with_name(Path(vocabulary).name), Path(vocabulary).read_bytes())
     preprocess = {"mean": visual.image_mean, "std": visual.image_std}
     preprocess |= {k: v for k, v in visual.preprocess_cfg.items() if k in ("interpolation", "resize_mode")}
     write_json(path, json.loads(json.dumps({"model_cfg": effective_config(config), "preprocess_cfg": preprocess})))

@@ -181,8 +181,11 @@ def _derive(table: pd.DataFrame, columns: Columns) -> tuple[dict[str, str], pd.D
         for column in ("metric", "dataset"):
             kinds = sorted(set(table[column].dropna().astype(str))) if column in table.columns else []
             if len(kinds) > 1:
+                choice = next((k for k in ("top1", "top5") if k in kinds), kinds[0])
                 raise FitRefused(
-                    "mixed_units", f"the rows mix {column}s {', '.join(kinds)}; choose: --where {column}={kinds[0]}"
+                    "mixed_units",
+                    f"the rows mix {column}s {', '.join(kinds)}; choose one, e.g. --where {column}={choice} "
+                    "(--where may be given several times)",
                 )
     if columns.y == "error" and "error" not in table.columns and {"metric", "value", "unit"} <= set(table.columns):
         metric = str(table["metric"].iloc[0])

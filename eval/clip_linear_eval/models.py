@@ -128,11 +128,18 @@ def _from_run(run: Path, checkpoint: Path | None, precision: str, device: str) -
     return Loaded(
         model=made[0],
         preprocess=made[2],
-        tokenizer=_quiet(lambda: open_clip.get_tokenizer(name), name),
+        tokenizer=_quiet(lambda: open_clip.get_tokenizer(name, **_vocabulary(run, config)), name),
         info=_with_total(
             _info(made[0], str(run), config) | {"pretrained": str(weights)} | _run_columns(run) | _progress(weights)
         ),
     )
+
+
+def _vocabulary(run: Path, config: dict[str, Any]) -> dict[str, str]:
+    """The run's own copy of its vocabulary, where the file that it was trained with is no longer in its place."""
+    path = Path((config["text_cfg"].get("tokenizer_kwargs") or {}).get("bpe_path", "."))
+    copy = run / path.name
+    return {"bpe_path": str(copy)} if not path.exists() and copy.is_file() else {}
 
 
 def _build(model: str, pretrained: str | None, precision: str, device: str) -> Loaded:
@@ -193,6 +200,7 @@ def _load_weights(model: Any, path: Path, name: str) -> None:
         raise
     except (
         RuntimeError,
+        AssertionError,  # OpenCLIP's check of the text tower's width
         KeyError,
         EOFError,
         OSError,
@@ -200,7 +208,12 @@ def _load_weights(model: Any, path: Path, name: str) -> None:
         SafetensorError,
         AttributeError,
     ) as error:
-        raise UserError(f"checkpoint {str(path)!r} does not fit model {name!r} or is damaged: {_line(error)}") from None
+        hint = ""
+        if "clip_linear_spec" in str(error):
+            hint = "; it was trained with linear attention: add its variants (+IMAGE+TEXT), or leave out --model"
+        raise UserError(
+            f"checkpoint {str(path)!r} does not fit model {name!r} or is damaged: {_line(error)}{hint}"
+        ) from None
 
 
 def _line(error: BaseException) -> str:

@@ -129,13 +129,15 @@ def comparison_sentences(c: dict[str, Any], x: str) -> list[str]:
         return said
     gap = f"α({ref}) − α({name}) = {number(equal['delta_alpha'])} (95 % {interval(equal['ci95'])})"
     p = equal["p"] if c.get("p_holm") is None else c["p_holm"]
+    many = "" if c.get("p_holm") in (None, equal["p"]) else " after Holm's correction for several variants"
     if p < 0.05:
         slower = name if equal["delta_alpha"] > 0 else ref
-        said.append(f"The error of {slower} falls more slowly with size: {gap}, p = {number(p, 2)}.")
+        said.append(f"The error of {slower} falls more slowly with size: {gap}, p = {number(p, 2)}{many}.")
     else:
         said.append(
             f"That {name} scales with another exponent than {ref} cannot be concluded, nor that it does not: {gap}, "
-            f"p = {number(p, 2)}; these data would have shown a difference of {number(equal['detectable'], 2)} or more."
+            f"p = {number(p, 2)}{many}; these data would have shown a difference of {number(equal['detectable'], 2)} "
+            "or more."
         )
     pairs = c.get("paired")
     if pairs is not None:
