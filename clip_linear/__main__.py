@@ -40,18 +40,20 @@ def _exists(module: str) -> bool:
 def main(argv: list[str] | None = None) -> int:
     """Run one command; returns its exit code: 0 success, 1 failure, 2 a user's mistake, 130 Ctrl-C."""
     argv = sys.argv[1:] if argv is None else argv
-    if not argv or argv[0] in ("-h", "--help"):
-        sys.stdout.write(usage())
-        return 0 if argv else 2
-    if argv[0] in ("-V", "--version"):
+    if argv[:1] in (["-V"], ["--version"]):
         from importlib.metadata import version
 
         sys.stdout.write(f"clip-linear {version('clip-linear')}\n")
         return 0
     from clip_linear.errors import RunError, UserError, unknown
 
+    name = argv[0] if argv and not argv[0].startswith("-") else ""
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     try:
+        if not argv or argv[0] in ("-h", "--help"):
+            sys.stdout.write(usage())
+            sys.stdout.flush()
+            return 0 if argv else 2
         if argv[0] not in COMMANDS or not _exists(COMMANDS[argv[0]][0]):
             raise unknown(
                 "command", argv[0], [c for c in COMMANDS if _exists(COMMANDS[c][0])], "run: clip-linear --help"
@@ -59,23 +61,28 @@ def main(argv: list[str] | None = None) -> int:
         module = importlib.import_module(COMMANDS[argv[0]][0])
         return int(module.main(argv[1:]) or 0)
     except UserError as error:
-        return _fail(argv[0], error, 2)
+        return _fail(name, error, 2)
     except RunError as error:
-        return _fail(argv[0], error, 1)
+        return _fail(name, error, 1)
     except OSError as error:
         if error.errno == errno.EPIPE:  # the reader of our output went away (… | head)
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             return 141
+        if isinstance(error, FileExistsError | FileNotFoundError | IsADirectoryError | NotADirectoryError):
+            return _fail(name, error, 2)  # a path that the user gave
         if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM):
-            return _fail(argv[0], error, 1)
+            return _fail(name, error, 1)
         raise
     except KeyboardInterrupt:
         return 130
 
 
 def _fail(command: str, error: Exception, code: int) -> int:
-    sys.stdout.flush()
-    sys.stderr.write(f"clip-linear {command}: {error}\n")
+    try:
+        sys.stdout.flush()
+    except OSError:  # the output is what failed; without this it would fail once more when the process ends
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    sys.stderr.write(f"{' '.join(['clip-linear', command]).strip()}: {error}\n")
     return code
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import tempfile
@@ -18,6 +19,9 @@ def replacing(path: Path | str) -> Iterator[Path]:
     When the block raises, the temporary file is removed and ``path`` is as it was.
     """
     path = Path(path)
+    if path.exists() and not path.is_file():
+        # A rename would put a regular file in the place of a device; a folder would refuse it after all the work.
+        raise OSError(errno.EEXIST, "is not a regular file and is not replaced", str(path))
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
     os.close(handle)

@@ -122,6 +122,29 @@ def model_config(model: str) -> tuple[str, dict[str, Any]]:
     return name, with_variants(config, image, text)
 
 
+_SIZES = (
+    "embed_dim", "image_size", "patch_size", "width", "head_width", "layers", "heads", "context_length", "vocab_size",
+)  # fmt: skip
+
+
+def _check_sizes(path: Path, config: Any, where: str) -> None:
+    """Raise UserError for a size that is no whole number above 0, and for heads that do not divide the width."""
+    if not isinstance(config, dict):
+        raise UserError(f"model config {str(path)!r}: {where} must be a JSON object, not {config!r}")
+    for key in _SIZES:
+        parts = config.get(key, 1) if isinstance(config.get(key), list) else [config.get(key, 1)]
+        if not all(isinstance(n, int) and not isinstance(n, bool) and n > 0 for n in parts):
+            raise UserError(
+                f"model config {str(path)!r}: {key} {config[key]!r} in {where} must be a whole number above 0"
+            )
+    width = config.get("width", 0)
+    per_head, heads = config.get("head_width", 1), config.get("heads", 1)
+    if isinstance(config.get("layers", 0), int) and (width % per_head or width % heads):
+        raise UserError(
+            f"model config {str(path)!r}: width {width} in {where} is no multiple of its heads' width or number"
+        )
+
+
 def _read_config(path: Path) -> tuple[str, dict[str, Any]]:
     try:
         config = json.loads(path.read_text())
@@ -143,8 +166,10 @@ def _read_config(path: Path) -> tuple[str, dict[str, Any]]:
             f"model config {str(path)!r} has the name of OpenCLIP's built-in {path.stem!r} but differs from it; "
             "rename the file"
         )
-    for tower in TOWERS:
+    for tower, key in TOWERS.items():
+        _check_sizes(path, config[key], key)
         tower_spec(config, tower)
+    _check_sizes(path, config, "the config")
     settings = (config["text_cfg"] or {}).get("tokenizer_kwargs") or {}
     if "bpe_path" in settings:
         settings["bpe_path"] = str((path.parent / settings["bpe_path"]).resolve())

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from clip_linear.dress import Site, dress_macs, dress_parameters, evaluate
+from clip_linear.errors import UserError
 from clip_linear.layers import chosen_layers
 from clip_linear.names import KEY, tower_spec
 from clip_linear.registry import VariantInfo, declaration, own_parameters
@@ -115,6 +116,8 @@ def _image_tower(config: dict[str, Any]) -> TowerProfile:
     width = cfg.get("width", 768)
     (height, across), (patch_h, patch_w) = _pair(cfg.get("image_size", 224)), _pair(cfg.get("patch_size", 16))
     grid = height // patch_h, across // patch_w
+    if 0 in grid:
+        raise UserError(f"image size {height}×{across} holds no patch of {patch_h}×{patch_w}; give a larger one")
     patches = grid[0] * grid[1]
     site = Site(
         width=width,

@@ -200,6 +200,15 @@ def _check(config: TrainConfig) -> None:
     need(flags["workers"] >= 0, f"--workers {flags['workers']} must not be negative")
     need(config.budget > 0, f"the budget of {config.budget} samples must be above 0")
     need(flags["lr"] is not None, f"--opt {flags['opt']} needs --lr")
+    for flag, least in (("lr", "above 0"), ("eps", "above 0"), ("wd", "0 or more"), ("warmup", "0 or more")):
+        value = flags[flag]
+        good = value is None or (math.isfinite(value) and (value > 0 if least == "above 0" else value >= 0))
+        need(good, f"--{flag} {value} must be a number {least}")
+    clip = flags["grad_clip_norm"]
+    need(clip is None or (math.isfinite(clip) and clip > 0), f"--grad-clip-norm {clip} must be a number above 0")
+    for flag in ("beta1", "beta2"):
+        value = flags[flag]
+        need(value is None or 0 <= value < 1, f"--{flag} {value} must lie in 0 … 1 (without 1)")
     need(
         flags["opt"].lower() == "adamw" or flags["opt"].lower().startswith("timm/"),
         f"--opt {flags['opt']!r} is not adamw or timm/NAME",

@@ -241,6 +241,8 @@ def _unfinished(table: pd.DataFrame) -> tuple[pd.DataFrame, list[Dropped]]:
 def _cut(x: Array, y: Array, rows: list[int], columns: Columns) -> tuple[Array, list[Dropped]]:
     keep, dropped = np.ones(len(x), dtype=bool), []
     if columns.max_x is not None:
+        if columns.max_x != columns.max_x:
+            raise UserError("--max-x nan is not a number; give the largest x to keep")
         keep &= ~(x > columns.max_x)
         dropped += [Dropped(r, f"{columns.x} above --max-x") for r, k in zip(rows, keep) if not k]
     if columns.drop_top_y:

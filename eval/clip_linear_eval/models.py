@@ -74,7 +74,8 @@ def load(model: str | None, pretrained: str | None, *, precision: str = "fp32", 
     if run is not None and (model is None or model.startswith("local-dir:")):
         return _from_run(run, _file(pretrained), precision, device)
     if model is None:
-        raise UserError(f"--model is missing, and {pretrained!r} does not lie in a run folder that could tell it")
+        where = f", and {pretrained!r} does not lie in a run folder that could tell it" if pretrained else ""
+        raise UserError(f"--model is missing{where}; give --model NAME, or --pretrained with a run folder")
     if run is not None and pretrained and Path(pretrained.removeprefix("local-dir:")).is_dir():
         pretrained = str(_weights_of(run))
     if pretrained is None and ":" not in model:
