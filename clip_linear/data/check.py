@@ -140,6 +140,8 @@ def _finished(resume: Path | None, options: CheckOptions) -> dict[str, ShardRepo
         return {}
     done = {}
     try:
+        if resume.exists() and resume.read_text(encoding="utf-8")[:1] not in ("", "{"):
+            raise KeyError("tag")  # somebody else's file: nothing may be appended to it
         for row in read_jsonl(resume):
             tag = row.pop("tag")
             done[tag] = ShardReport(**row)

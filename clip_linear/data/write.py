@@ -81,7 +81,8 @@ class ShardWriter:
     def close(self) -> None:
         """Write the last shard and ``sizes.json``, which OpenCLIP reads."""
         self._flush()
-        write_json(self.folder / "sizes.json", self.sizes)
+        if self.sizes:
+            write_json(self.folder / "sizes.json", self.sizes)
 
     def _flush(self) -> None:
         if not self._pairs:

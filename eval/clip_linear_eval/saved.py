@@ -39,6 +39,8 @@ def load_rows(path: Path) -> list[dict[str, Any]]:
         return []
     if path.suffix != ".json":
         rows = read_rows(path)
+        if any("metric" not in row or "dataset" not in row for row in rows):
+            raise UserError(f"{str(path)!r} is not a table of results; give --out another file")
         return [row | {"errors": _errors(row["errors"])} if "errors" in row else row for row in rows]
     try:
         rows = json.loads(path.read_text(encoding="utf-8"))

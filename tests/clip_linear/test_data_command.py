@@ -215,3 +215,16 @@ def test_bench_data_checks_and_measures(capsys, tmp_path):
     assert len((tmp_path / "rows.csv").read_text().splitlines()) == 3
     code, _, err = run(capsys, *args, "--train-data", FOLDER / "png_alpha.tar", "--workers", 0)
     assert code == 1 and "differ" in err
+
+
+def test_a_foreign_file_is_not_resumed_from(capsys, tmp_path):
+    table = tmp_path / "mine.csv"
+    table.write_text("a,b\n1,2\n")
+    code, _, err = run(capsys, "data", "check", str(FOLDER / "clean.tar"), "--workers", 1, "--resume", table)
+    assert code == 2 and "mine.csv" in err and table.read_text() == "a,b\n1,2\n"
+
+
+def test_writing_nothing_leaves_nothing(capsys, tmp_path):
+    (tmp_path / "empty").mkdir()
+    code, _, _ = run(capsys, "data", "write", tmp_path / "empty", "--out", tmp_path / "out")
+    assert code != 0 and not list((tmp_path / "out").glob("*"))

@@ -1,14 +1,17 @@
-"""A run that was moved with its folder still finds its vocabulary."""
+"""What an evaluation reads and writes beside its data: a moved run's vocabulary, a table that stands already."""
 
 import gzip
 import json
 import shutil
 from pathlib import Path
 
+import pytest
 import torch
 
+from clip_linear.errors import UserError
 from clip_linear.train.config import resolve
 from clip_linear_eval.models import load
+from clip_linear_eval.saved import save_rows
 
 
 def test_a_moved_run_brings_its_vocabulary(tmp_path):
@@ -44,3 +47,11 @@ def test_a_moved_run_brings_its_vocabulary(tmp_path):
     shutil.rmtree(there)
     moved = shutil.move(run, tmp_path / "elsewhere")
     assert torch.equal(load(None, str(moved)).tokenizer(["grinning face"]), wanted)
+
+
+def test_a_foreign_table_is_not_mixed_with_results(tmp_path):
+    table = tmp_path / "mine.csv"
+    table.write_text("a,b\n1,2\n")
+    with pytest.raises(UserError, match=r"mine\.csv"):
+        save_rows(table, [{"dataset": "d", "metric": "top1", "value": 0.5}])
+    assert table.read_text() == "a,b\n1,2\n"
