@@ -9,7 +9,7 @@ import sys
 import time
 from pathlib import Path
 
-from clip_linear.errors import RunError, UserError
+from clip_linear.errors import RunError, UserError, unknown
 from clip_linear.files import write_text
 from clip_linear.provenance import available_cores
 
@@ -21,11 +21,14 @@ def main(argv: list[str]) -> int:
     """Write the data, run the sweep, fit and report; prints the path of report.html. What is there is not redone."""
     args = _parser().parse_args(argv)
     from clip_linear import emoji
+    from clip_linear_eval.results import ROW_FIELDS
     from clip_linear_launch import actions, collect, layout, local, rundir
     from clip_linear_launch.commands.gather import fit_and_report
     from clip_linear_launch.expand import expand
     from clip_linear_launch.sweep import load
 
+    if args.x not in ROW_FIELDS:
+        raise unknown("column", args.x, ROW_FIELDS, "give --x n_params_vision, gmacs_total or samples_seen")
     name = "demo-quick" if args.quick else "demo"
     out = Path(args.out or name).resolve()
     began = time.monotonic()
