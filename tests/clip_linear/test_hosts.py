@@ -468,6 +468,9 @@ def test_distributed_data_parallel(tmp_path):
     try:
         model = nn.parallel.DistributedDataParallel(build(image="pola.paper", text="nala.paper"))
         for _ in range(2):
+            model.zero_grad()
             sum(o.sum() for o in model(*batch())).backward()
+        unused = [name for name, p in model.named_parameters() if p.grad is None]
+        assert not unused
     finally:
         torch.distributed.destroy_process_group()
