@@ -88,7 +88,10 @@ def _fail(command: str, error: Exception, code: int) -> int:
 
 def entry() -> None:
     """The console script."""
-    sys.exit(main())
+    code = main()
+    from clip_linear.ending import end
+
+    end(code)
 
 
 if __name__ == "__main__":

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from clip_linear.ending import leave_group
 from clip_linear.errors import RunError, UserError
 from clip_linear.provenance import available_cores
 from clip_linear.train.folder import attempts_so_far
@@ -155,7 +156,7 @@ class World:
     def leave(self) -> None:
         """End the process group."""
         if self.world_size > 1 and dist.is_initialized():
-            dist.destroy_process_group()
+            leave_group()
             self.forget_rendezvous()
 
     def forget_rendezvous(self) -> None:

@@ -7,6 +7,8 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from clip_linear.ending import leave_group
+
 
 @dataclass(frozen=True)
 class World:
@@ -51,4 +53,4 @@ def open_world(device: str) -> Iterator[World]:
     try:
         yield World(dist.get_rank(), size, chosen)
     finally:
-        dist.destroy_process_group()
+        leave_group()
