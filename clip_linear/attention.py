@@ -7,6 +7,7 @@ norm, gate.
 
 from __future__ import annotations
 
+import functools
 import inspect
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -127,6 +128,7 @@ class Variant(nn.Module):
         return ("core",) if cls.paper is None else ("core", "paper")
 
     @classmethod
+    @functools.cache
     def option_names(cls) -> tuple[str, ...]:
         """Names of the options of ``attention``."""
         return tuple(p for p in inspect.signature(cls.attention).parameters if p not in _COMMON)

@@ -78,8 +78,9 @@ def list_variants() -> list[str]:
     return sorted(names, key=lambda name: (name != "softmax", name))
 
 
+@functools.cache
 def variant_class(name: str) -> type[Variant]:
-    """The class of a variant. Raises UserError for a name that is not known."""
+    """The class of a variant, remembered: every functional call asks. Raises UserError for an unknown name."""
     from clip_linear.attention import Variant
 
     _check(name)

@@ -167,15 +167,19 @@ def _check_names(feature: str, normaliser: str) -> None:
 
 
 def _check_shapes(q: Tensor, k: Tensor, v: Tensor, qd: Tensor | None, kd: Tensor | None, causal: bool) -> None:
-    if q.ndim != 4 or k.shape[:-1] != v.shape[:-1] or q.shape[:2] != k.shape[:2] or q.shape[-1] != k.shape[-1]:
+    a, b, c = q.shape, k.shape, v.shape  # compared one by one: slices of shapes cost more than all else here
+    if (
+        not len(a) == len(b) == len(c) == 4
+        or not (a[0] == b[0] == c[0] and a[1] == b[1] == c[1])
+        or b[2] != c[2]
+        or a[3] != b[3]
+    ):
         raise ValueError(
             f"q {tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)} do not fit; "
             "give q [B, H, N, F], k [B, H, M, F] and v [B, H, M, E]"
         )
-    if causal and q.shape[2] != k.shape[2]:
-        raise ValueError(
-            f"causal attention needs as many keys as queries, not {k.shape[2]} keys and {q.shape[2]} queries"
-        )
+    if causal and a[2] != b[2]:
+        raise ValueError(f"causal attention needs as many keys as queries, not {b[2]} keys and {a[2]} queries")
     for name, given, like in (("q_den", qd, q), ("k_den", kd, k)):
         if given is not None and given.shape != like.shape:
             raise ValueError(f"{name} {tuple(given.shape)} must have the shape of {name[0]}, {tuple(like.shape)}")

@@ -78,8 +78,9 @@ class Backend(Protocol):
 
 def token_major(like: Tensor, width: int, length: int) -> Tensor:
     """An empty [B, H, N, width] laid out as [B, N, H, width], so that merging the heads needs no copy."""
-    batch, heads = like.shape[:2]
-    return like.new_empty(batch, length, heads, width).transpose(1, 2)
+    batch, heads, *_ = like.shape
+    row = heads * width
+    return like.new_empty_strided((batch, heads, length, width), (length * row, width, row, 1))
 
 
 def empty_gradients(x: Inputs, needs_w: bool) -> Inputs:

@@ -8,12 +8,24 @@ typedef int32_t I __attribute__((vector_size(4 * LANES)));
 FN V load(const float* p) { V x; __builtin_memcpy(&x, p, sizeof x); return x; }
 FN void store(float* p, V x) { __builtin_memcpy(p, &x, sizeof x); }
 FN V splat(float x) { return x - V{}; }
+template <int N>
+TARGET static inline __attribute__((always_inline)) float sum_of(const float* a) {
+  if constexpr (N == 1) return a[0];
+  else {
+    typedef float Half __attribute__((vector_size(2 * N)));
+    Half x, y;
+    __builtin_memcpy(&x, a, sizeof x);
+    __builtin_memcpy(&y, a + N / 2, sizeof y);
+    x += y;
+    float half[N / 2];
+    __builtin_memcpy(half, &x, sizeof x);
+    return sum_of<N / 2>(half);
+  }
+}
 FN float sum(V x) {
   float a[LANES];
   __builtin_memcpy(a, &x, sizeof x);
-  for (int step = LANES / 2; step; step /= 2)
-    for (int i = 0; i < step; i++) a[i] += a[i + step];
-  return a[0];
+  return sum_of<LANES>(a);
 }
 FN float product(const float* a, const float* b, int64_t n) {
   V s = {};
@@ -22,6 +34,14 @@ FN float product(const float* a, const float* b, int64_t n) {
 }
 FN void add_scaled(float* a, float x, const float* b, int64_t n) {
   for (int64_t i = 0; i < n; i += LANES) store(a + i, load(a + i) + x * load(b + i));
+}
+// a[:] += Σ_i x[i, :]
+FN void add_rows(float* a, const float* x, int64_t ldx, int64_t rows, int64_t n) {
+  for (int64_t c = 0; c < n; c += LANES) {
+    V s = load(a + c);
+    for (int64_t i = 0; i < rows; i++) s += load(x + i * ldx + c);
+    store(a + c, s);
+  }
 }
 FN V exponential(V x) {
   // 2^n · e^r with |r| ≤ ln 2 / 2 and a polynomial of degree 6: about one unit in the last place.
@@ -49,6 +69,7 @@ TARGET static inline __attribute__((always_inline)) void tile(
   for (int i = 0; i < R; i++)
 #pragma GCC unroll 4
     for (int j = 0; j < K; j++) c[i][j] = add ? load(C + i * ldc + j * LANES) : V{};
+#pragma GCC unroll 4
   for (int64_t p = 0; p < P; p++) {
     V b[K];
 #pragma GCC unroll 4
@@ -89,19 +110,34 @@ FN void transpose(const float* x, int64_t ldx, int64_t rows, int64_t cols, float
       for (int64_t l = j; l < j + 8; l++) y[l * ldy + i] = x[i * ldx + l];
 }
 
-// Rows of one head as float32, [count, width] with zeros beyond the channels; asks for the rows that come next.
+struct View {  // rows of float32, [count, width]
+  const float* at;
+  int64_t ld;
+  TARGET const float* row(int64_t i) const { return at + i * ld; }
+};
+
+// Rows of one head as float32, [count, width] with zeros beyond the channels.
 struct Head {
   const char* data;
   int64_t token, channels, width, bytes;
+  bool direct;  // the rows in memory are what the kernel computes with
   TARGET Head(const Rows& x, const Problem& p, int64_t head, int64_t channels, int64_t width)
-      : token(x.token), channels(channels), width(width), bytes(p.half ? 2 : 4) {
+      : token(x.token), channels(channels), width(width), bytes(p.half ? 2 : 4),
+        direct(bytes == 4 && channels == width) {
     data = x.data + (head / p.H * x.batch + head % p.H * x.head) * bytes;
+  }
+  TARGET float* row(int64_t i) const { return (float*)(data + i * token * bytes); }
+  TARGET View view(int64_t first, int64_t count, float* scratch) const {
+    if (direct) return {row(first), token};
+    read(first, count, scratch);
+    return {scratch, width};
   }
   TARGET void read(int64_t first, int64_t count, float* to) const {
     for (int64_t i = 0; i < count; i++, to += width) {
       const char* row = data + (first + i) * token * bytes;
-      for (int64_t c = 0; c < channels * bytes; c += 64) __builtin_prefetch(row + T * token * bytes + c, 0, 2);
-      if (bytes == 4) {
+      if (direct) {
+        for (int64_t c = 0; c < width; c += LANES) store(to + c, load((const float*)row + c));
+      } else if (bytes == 4) {
         __builtin_memcpy(to, row, channels * 4);
       } else {
         for (int64_t c = 0; c < channels; c++) {
@@ -114,8 +150,11 @@ struct Head {
       for (int64_t c = channels; c < width; c++) to[c] = 0;
     }
   }
-  TARGET void write(int64_t row_index, const float* from) const {
-    char* row = const_cast<char*>(data) + row_index * token * bytes;
+  // Where row i is computed: in place, or in ``scratch``, from where ``write`` takes it.
+  TARGET float* place(int64_t i, float* scratch) const { return direct ? row(i) : scratch; }
+  TARGET void write(int64_t i, const float* from) const {
+    if (direct) return;
+    char* row = const_cast<char*>(data) + i * token * bytes;
     if (bytes == 4) {
       __builtin_memcpy(row, from, channels * 4);
       return;
@@ -148,20 +187,22 @@ TARGET static void apply_feature(int64_t code, float* x, int64_t count, int64_t 
     for (int64_t c = channels; c < width; c++) x[c] = 0;
   }
 }
-// g ← gᵀ ∂φ/∂x of one row, from φ(x).
-FN void feature_vjp(int64_t code, const float* phi, float inverse, float* g, int64_t width) {
+// to ← gᵀ ∂φ/∂x of one row, from φ(x).
+FN void feature_vjp(int64_t code, const float* phi, float inverse, const float* g, float* to, int64_t width) {
   if (code == 1) {
     const float along = product(phi, g, width);
-    for (int64_t c = 0; c < width; c += LANES) store(g + c, (load(g + c) - along * load(phi + c)) * inverse);
+    for (int64_t c = 0; c < width; c += LANES) store(to + c, (load(g + c) - along * load(phi + c)) * inverse);
   } else if (code == 2) {
     for (int64_t c = 0; c < width; c += LANES) {
       const V y = load(phi + c);
-      store(g + c, load(g + c) * (y > 1.0f ? splat(1.0f) : y));
+      store(to + c, load(g + c) * (y > 1.0f ? splat(1.0f) : y));
     }
   } else if (code == 3) {
-    for (int64_t c = 0; c < width; c += LANES) store(g + c, load(phi + c) > 0.0f ? load(g + c) : V{});
+    for (int64_t c = 0; c < width; c += LANES) store(to + c, load(phi + c) > 0.0f ? load(g + c) : V{});
   } else if (code == 4) {
-    for (int64_t c = 0; c < width; c += LANES) store(g + c, load(g + c) * load(phi + c));
+    for (int64_t c = 0; c < width; c += LANES) store(to + c, load(g + c) * load(phi + c));
+  } else {
+    for (int64_t c = 0; c < width; c += LANES) store(to + c, load(g + c));
   }
 }
 
@@ -186,6 +227,9 @@ FN Slopes coefficients(int64_t code, float d, float n, float scale, float eps) {
   }
 }
 
+// Whether a and b do not depend on the query, so that their slopes are zero (∂n counts only where ∂w is wanted).
+FN bool same_for_all(const Problem& p) { return p.normaliser == 3 || p.normaliser == 7 || (p.normaliser == 4 && !p.dw); }
+
 struct Keys {  // what a block of keys is: φ(k), φ(k) w, v, w
   Head k, v, kd;
   const float* w;
@@ -194,16 +238,17 @@ struct Keys {  // what a block of keys is: φ(k), φ(k) w, v, w
       : k(p.k, p, head, p.F, z.F), v(p.v, p, head, p.E, z.E), kd(p.kd.data ? p.kd : p.k, p, head, p.F, z.F),
         w(p.w ? p.w + head / p.H * p.w_batch + head % p.H * p.w_head : nullptr), feature(p.feature) {}
   TARGET float weight(int64_t j) const { return w ? w[j] : 1.0f; }
-  TARGET void read(int64_t first, int64_t count, float* phi, float* inverse, float* values) const {
+  TARGET View read(int64_t first, int64_t count, float* phi, float* inverse, float* values) const {
     k.read(first, count, phi);
     apply_feature(feature, phi, count, k.channels, k.width, inverse);
+    if (!w) return v.view(first, count, values);
     v.read(first, count, values);
-    if (!w) return;
     for (int64_t j = 0; j < count; j++)  // what is masked may hold anything, even NaN
       if (w[first + j] == 0) {
         for (int64_t c = 0; c < k.width; c++) phi[j * k.width + c] = 0;
         for (int64_t c = 0; c < v.width; c++) values[j * v.width + c] = 0;
       }
+    return {values, v.width};
   }
   TARGET void weigh(int64_t first, int64_t count, float* phi, int64_t width) const {
     if (!w) return;

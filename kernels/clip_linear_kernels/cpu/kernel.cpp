@@ -92,6 +92,27 @@ void run(const Problem& p, const Sizes& z, const Tasks& t) {
   each(p, z, t.key, z.splits);
 }
 
+// Memory of the states. Small ones are kept by the calling thread: fresh pages cost more than a short call.
+struct Workspace {
+  static constexpr size_t most_kept = size_t(8) << 20;
+  void* data = nullptr;
+  size_t bytes = 0;
+  float* of(size_t wanted) {
+    if (wanted > bytes) {
+      std::free(data);
+      data = std::aligned_alloc(64, wanted);
+      bytes = data ? wanted : 0;
+    }
+    return static_cast<float*>(data);
+  }
+  void shrink() {
+    if (bytes <= most_kept) return;
+    std::free(data);
+    data = nullptr, bytes = 0;
+  }
+  ~Workspace() { std::free(data); }
+};
+
 }  // namespace
 
 extern "C" {
@@ -104,10 +125,11 @@ int clip_linear_attention(const Problem* problem) {
   const Sizes z(p);
   const int64_t states = p.B * p.H * z.splits * z.state;
   const int64_t floats = p.backward ? 2 * states + (p.causal ? p.B * p.H * p.N * 4 : 0) : states;
-  p.workspace = static_cast<float*>(std::aligned_alloc(64, (floats * 4 + 63) / 64 * 64));
+  thread_local Workspace kept;
+  p.workspace = kept.of((floats * 4 + 63) / 64 * 64);
   if (!p.workspace) return 1;
   run(p, z, *best(p.isa).tasks);
-  std::free(p.workspace);
+  kept.shrink();
   return 0;
 }
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import struct
 
 import torch
@@ -16,6 +15,7 @@ _FEATURES = {name: f.code for name, f in FEATURES.items() if name != "focused3"}
 _NORMALISERS = {name: n.code for name, n in NORMALISERS.items()}
 _HALF = {torch.float32: 0, torch.bfloat16: 1}
 _NONE = (0, 0, 0, 0)
+_PROBLEM = struct.Struct("66q2d")  # struct Problem of problem.h
 # The best instruction set there is; tests ask for others (1 portable, 2 AVX2, 3 AVX-512).
 isa = 0
 
@@ -107,8 +107,7 @@ def _call(x: Inputs, form: Form, out: Tensor, grads: Inputs | None, dw: Tensor |
         alive.append(eps)
         packed += _rows(eps)
     packed += (0 if dw is None else dw.data_ptr(), 0)
-    problem = struct.pack(f"{len(packed)}q2d", *packed, form.scale, form.eps)
     library = kernel().library
     assert library is not None
-    if library.clip_linear_attention(ctypes.c_char_p(problem)):
+    if library.clip_linear_attention(_PROBLEM.pack(*packed, form.scale, form.eps)):
         raise MemoryError("no memory for the states of linear attention")
