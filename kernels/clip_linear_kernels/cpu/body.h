@@ -116,23 +116,33 @@ struct View {  // rows of float32, [count, width]
   TARGET const float* row(int64_t i) const { return at + i * ld; }
 };
 
-// Rows of one head as float32, [count, width] with zeros beyond the channels.
+// Rows of one head as float32, [count, width] with zeros beyond the channels; asks for the rows that come next.
 struct Head {
   const char* data;
-  int64_t token, channels, width, bytes;
+  int64_t tokens, token, channels, width, bytes;
   bool direct;  // the rows in memory are what the kernel computes with
-  TARGET Head(const Rows& x, const Problem& p, int64_t head, int64_t channels, int64_t width)
-      : token(x.token), channels(channels), width(width), bytes(p.half ? 2 : 4),
+  TARGET Head(const Rows& x, const Problem& p, int64_t head, int64_t tokens, int64_t channels, int64_t width)
+      : tokens(tokens), token(x.token), channels(channels), width(width), bytes(p.half ? 2 : 4),
         direct(bytes == 4 && channels == width) {
     data = x.data + (head / p.H * x.batch + head % p.H * x.head) * bytes;
   }
   TARGET float* row(int64_t i) const { return (float*)(data + i * token * bytes); }
   TARGET View view(int64_t first, int64_t count, float* scratch) const {
-    if (direct) return {row(first), token};
+    if (direct) {
+      ask(first + T);
+      return {row(first), token};
+    }
     read(first, count, scratch);
     return {scratch, width};
   }
+  // Rows lie pages apart, where the processor does not look ahead by itself.
+  TARGET void ask(int64_t first) const {
+    const int64_t end = first + T < tokens ? first + T : tokens;
+    for (int64_t i = first; i < end; i++)
+      for (int64_t c = 0; c < channels * bytes; c += 64) __builtin_prefetch(data + i * token * bytes + c, 0, 2);
+  }
   TARGET void read(int64_t first, int64_t count, float* to) const {
+    ask(first + T);
     for (int64_t i = 0; i < count; i++, to += width) {
       const char* row = data + (first + i) * token * bytes;
       if (direct) {
@@ -167,6 +177,11 @@ struct Head {
     }
   }
 };
+
+FN Head q_like(const Rows& x, const Problem& p, const Sizes& z, int64_t head) { return {x, p, head, p.N, p.F, z.F}; }
+FN Head o_like(const Rows& x, const Problem& p, const Sizes& z, int64_t head) { return {x, p, head, p.N, p.E, z.E}; }
+FN Head k_like(const Rows& x, const Problem& p, const Sizes& z, int64_t head) { return {x, p, head, p.M, p.F, z.F}; }
+FN Head v_like(const Rows& x, const Problem& p, const Sizes& z, int64_t head) { return {x, p, head, p.M, p.E, z.E}; }
 
 // φ in place; inverse norms of the rows for the derivative of l2. Padded channels stay zero.
 TARGET static void apply_feature(int64_t code, float* x, int64_t count, int64_t channels, int64_t width, float* inverse) {
@@ -235,7 +250,7 @@ struct Keys {  // what a block of keys is: φ(k), φ(k) w, v, w
   const float* w;
   int64_t feature;
   TARGET Keys(const Problem& p, const Sizes& z, int64_t head)
-      : k(p.k, p, head, p.F, z.F), v(p.v, p, head, p.E, z.E), kd(p.kd.data ? p.kd : p.k, p, head, p.F, z.F),
+      : k(k_like(p.k, p, z, head)), v(v_like(p.v, p, z, head)), kd(k_like(p.kd.data ? p.kd : p.k, p, z, head)),
         w(p.w ? p.w + head / p.H * p.w_batch + head % p.H * p.w_head : nullptr), feature(p.feature) {}
   TARGET float weight(int64_t j) const { return w ? w[j] : 1.0f; }
   TARGET View read(int64_t first, int64_t count, float* phi, float* inverse, float* values) const {

@@ -31,7 +31,7 @@ TARGET static void transposed_rows(View x, int64_t t, int64_t width, float* y) {
 
 TARGET static void causal_forward(const Problem& p, const Sizes& z, int64_t head, int64_t) {
   const Keys keys(p, z, head);
-  const Head q(p.q, p, head, p.F, z.F), qd(p.qd.data ? p.qd : p.q, p, head, p.F, z.F), out(p.out, p, head, p.E, z.E);
+  const Head q = q_like(p.q, p, z, head), qd = q_like(p.qd.data ? p.qd : p.q, p, z, head), out = o_like(p.out, p, z, head);
   const Eps eps(p, head);
   float* at = state_of(p, z, head, 0);
   State st(at, z);
@@ -77,8 +77,8 @@ FN float* scalars_of(const Problem& p, const Sizes& z, int64_t head) {
 
 TARGET static void causal_query(const Problem& p, const Sizes& z, int64_t head, int64_t) {
   const Keys keys(p, z, head);
-  const Head q(p.q, p, head, p.F, z.F), qd(p.qd.data ? p.qd : p.q, p, head, p.F, z.F), grad(p.out, p, head, p.E, z.E);
-  const Head dq(p.dq, p, head, p.F, z.F), dqd(p.qd.data ? p.dqd : p.dq, p, head, p.F, z.F);
+  const Head q = q_like(p.q, p, z, head), qd = q_like(p.qd.data ? p.qd : p.q, p, z, head), grad = o_like(p.out, p, z, head);
+  const Head dq = q_like(p.dq, p, z, head), dqd = q_like(p.qd.data ? p.dqd : p.dq, p, z, head);
   const Eps eps(p, head);
   float *at = state_of(p, z, head, 0), *scalars = scalars_of(p, z, head);
   State st(at, z);  // S is kept transposed here: [E, F]
@@ -133,8 +133,8 @@ TARGET static void causal_query(const Problem& p, const Sizes& z, int64_t head, 
 
 TARGET static void causal_key(const Problem& p, const Sizes& z, int64_t head, int64_t) {
   const Keys keys(p, z, head);
-  const Head q(p.q, p, head, p.F, z.F), qd(p.qd.data ? p.qd : p.q, p, head, p.F, z.F), grad(p.out, p, head, p.E, z.E);
-  const Head dk(p.dk, p, head, p.F, z.F), dv(p.dv, p, head, p.E, z.E), dkd(p.kd.data ? p.dkd : p.dk, p, head, p.F, z.F);
+  const Head q = q_like(p.q, p, z, head), qd = q_like(p.qd.data ? p.qd : p.q, p, z, head), grad = o_like(p.out, p, z, head);
+  const Head dk = k_like(p.dk, p, z, head), dv = v_like(p.dv, p, z, head), dkd = k_like(p.kd.data ? p.dkd : p.dk, p, z, head);
   float *at = state_of(p, z, head, 0), *Rt = sums_of(p, z, head, 0);
   const float* scalars = scalars_of(p, z, head);
   State later(at, z);  // R [F, E] and, in the other half of the workspace, its transpose; Σ δ φ(q), Σ b g, Σ ∂n

@@ -36,7 +36,7 @@ TARGET static void add_state(const Problem& p, const Sizes& z, int64_t head, Ran
 }
 
 TARGET static void apply_state(const Problem& p, const Sizes& z, int64_t head, Range r, float* at) {
-  const Head q(p.q, p, head, p.F, z.F), qd(p.qd.data ? p.qd : p.q, p, head, p.F, z.F), out(p.out, p, head, p.E, z.E);
+  const Head q = q_like(p.q, p, z, head), qd = q_like(p.qd.data ? p.qd : p.q, p, z, head), out = o_like(p.out, p, z, head);
   const Eps eps(p, head);
   const State st(at, z);
   const float n = *st.n > 0 ? *st.n : 1.0f;
@@ -63,8 +63,8 @@ TARGET static void apply_state(const Problem& p, const Sizes& z, int64_t head, R
 
 // Gradients by q of the queries lo..hi, and their sums ∂S, ∂s, ∂u, ∂n into ``sums``, laid out like a state.
 TARGET static void query_gradient(const Problem& p, const Sizes& z, int64_t head, Range r, float* at, float* sums) {
-  const Head q(p.q, p, head, p.F, z.F), qd(p.qd.data ? p.qd : p.q, p, head, p.F, z.F), grad(p.out, p, head, p.E, z.E);
-  const Head dq(p.dq, p, head, p.F, z.F), dqd(p.qd.data ? p.dqd : p.dq, p, head, p.F, z.F);
+  const Head q = q_like(p.q, p, z, head), qd = q_like(p.qd.data ? p.qd : p.q, p, z, head), grad = o_like(p.out, p, z, head);
+  const Head dq = q_like(p.dq, p, z, head), dqd = q_like(p.qd.data ? p.dqd : p.dq, p, z, head);
   const Eps eps(p, head);
   const State st(at, z);
   State ds(sums, z);
@@ -113,7 +113,7 @@ TARGET static void query_gradient(const Problem& p, const Sizes& z, int64_t head
 
 TARGET static void key_gradient(const Problem& p, const Sizes& z, int64_t head, Range r, float* at, float* sums) {
   const Keys keys(p, z, head);
-  const Head dk(p.dk, p, head, p.F, z.F), dv(p.dv, p, head, p.E, z.E), dkd(p.kd.data ? p.dkd : p.dk, p, head, p.F, z.F);
+  const Head dk = k_like(p.dk, p, z, head), dv = v_like(p.dv, p, z, head), dkd = k_like(p.kd.data ? p.dkd : p.dk, p, z, head);
   const State st(at, z), ds(sums, z);
   alignas(64) float phi[T * 128], values[T * 128], gk[T * 128], gv[T * 128], inverse[T];
   alignas(64) float St[128 * 128];
