@@ -30,6 +30,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto")
     parser.add_argument("--threads", type=int, help="of the CPU (default: torch's choice)")
     parser.add_argument("--causal", choices=["no", "yes", "both"], default="both", help="(%(default)s)")
+    parser.add_argument("--mode", choices=["forward", "full", "both"], default="both", help="full: and backward")
     parser.add_argument("--budget-s", type=float, default=1.5, help="for one length, mode and variant (%(default)s)")
     parser.add_argument("--limit-s", type=float, default=4.0, help="leave out calls that take longer (%(default)s)")
     parser.add_argument("--quick", action="store_true", help="two variants, three lengths: about two minutes")

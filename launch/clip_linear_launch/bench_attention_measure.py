@@ -134,7 +134,7 @@ def measure(args: argparse.Namespace, say: Callable[[str], object]) -> list[dict
         for length in args.lengths:
             qkv, g = _inputs(args, length, dtype)
             for causal in _causals(args):
-                for backward in (False, True):
+                for backward in {"forward": [False], "full": [True], "both": [False, True]}[args.mode]:
                     for variant in args.variants:
                         calls = {
                             name: call
