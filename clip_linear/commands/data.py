@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from clip_linear.data.decode import MAX_IMAGE_PIXELS
 from clip_linear.errors import UserError
+from clip_linear.flags import integer, number
 
 if TYPE_CHECKING:
     from clip_linear.data.check import ShardReport
@@ -30,9 +31,9 @@ def build_parser() -> argparse.ArgumentParser:
     check.add_argument("--captions", action="store_true", help="with --json: the captions of each shard")
     check.add_argument("--caption-key", help="json fields with captions, in order of preference: long,caption,txt")
     check.add_argument("--filter", action="append", default=[], metavar="EXPR", help="keep only, e.g. 'punsafe<0.5'")
-    check.add_argument("--max-image-pixels", type=int, default=MAX_IMAGE_PIXELS, help="larger images are bad")
-    check.add_argument("--max-fault-rate", type=float, default=0.05, help="bad part that is allowed (%(default)s)")
-    check.add_argument("--workers", type=int, default=os.cpu_count() or 1, help="processes (%(default)s)")
+    check.add_argument("--max-image-pixels", type=integer(1), default=MAX_IMAGE_PIXELS, help="larger images are bad")
+    check.add_argument("--max-fault-rate", type=number(0, 1), default=0.05, help="allowed bad part (%(default)s)")
+    check.add_argument("--workers", type=integer(1), default=os.cpu_count() or 1, help="processes (%(default)s)")
     check.add_argument("--resume", type=Path, metavar="FILE", help="keep finished shards' results here; go on from it")
     write = commands.add_parser(
         "write", help="make shards from folders or tables",
@@ -42,12 +43,12 @@ def build_parser() -> argparse.ArgumentParser:
         "sources", nargs="+", help="folders (images with .txt or .json beside them), .csv, .tsv, .parquet"
     )
     write.add_argument("--out", type=Path, required=True, help="new or empty folder")
-    write.add_argument("--samples-per-shard", type=int, default=10_000, help="(%(default)s)")
+    write.add_argument("--samples-per-shard", type=integer(1), default=10_000, help="(%(default)s)")
     write.add_argument("--csv-img-key", default="filepath", help="column of the image: path or bytes (%(default)s)")
     write.add_argument("--csv-caption-key", default="title", help="column of the caption (%(default)s)")
     write.add_argument("--csv-separator", help="of a text table; by default , for .csv and tab for .tsv")
     write.add_argument("--shuffle", type=int, metavar="SEED", help="shuffle the pairs")
-    write.add_argument("--max-image-pixels", type=int, default=MAX_IMAGE_PIXELS, help="larger images are left out")
+    write.add_argument("--max-image-pixels", type=integer(1), default=MAX_IMAGE_PIXELS, help="leave out larger ones")
     write.add_argument("--json", action="store_true", help="print one JSON object")
     return parser
 
@@ -118,6 +119,11 @@ def run_write(args: argparse.Namespace) -> int:
     from clip_linear.data.sources import find_entries, shuffled
     from clip_linear.data.write import ShardWriter, encode_pair
 
+    if args.csv_separator is not None and len(args.csv_separator) != 1:
+        raise UserError(f"--csv-separator {args.csv_separator!r} must be one character (a tab in a shell: $'\\t')")
+    for source in args.sources:
+        if Path(source).resolve() == args.out.resolve():
+            raise UserError(f"--out {str(args.out)!r} is also a source; give a new or an empty folder")
     found = find_entries(args.sources, args.csv_img_key, args.csv_caption_key, args.csv_separator)
     faults: Counter[str] = Counter()
     with ShardWriter(args.out, args.samples_per_shard) as writer:
@@ -137,6 +143,8 @@ def run_write(args: argparse.Namespace) -> int:
         print(f"{result['shards']} shards with {samples} samples in {args.out}")
         for reason, n in faults.most_common():
             print(f"  left out: {reason} ×{n}")
+    if not samples:
+        sys.stderr.write("clip-linear data write: nothing written: no source has an image with a caption\n")
     return 0 if samples else 1
 
 

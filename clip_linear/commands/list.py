@@ -6,6 +6,7 @@ import argparse
 import dataclasses
 import json
 
+KINDS = ("variants", "models", "backbones")
 WIDTH, HEADS = 768, 12  # of ViT-B, for which the tables give parameters and state
 
 
@@ -14,7 +15,9 @@ def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="clip-linear list", description="What there is: attention variants, OpenCLIP models, backbones."
     )
-    parser.add_argument("what", nargs="?", default="variants", choices=("variants", "models", "backbones"))
+    parser.add_argument(
+        "what", nargs="?", default="variants", help=f"{', '.join(KINDS)} (variants), or a PATTERN of these"
+    )
     parser.add_argument("pattern", nargs="?", default="", help="only names that hold this")
     how = parser.add_mutually_exclusive_group()
     how.add_argument("--json", action="store_true", help="print one JSON list and nothing else")
@@ -28,8 +31,12 @@ def build_parser() -> argparse.ArgumentParser:
 def main(argv: list[str]) -> int:
     """Run the command; returns its exit code. Raises UserError where nothing fits the pattern."""
     args = build_parser().parse_args(argv)
-    from clip_linear.errors import UserError
+    if args.what not in KINDS and not args.pattern:  # ``clip-linear list mala``
+        args.what, args.pattern = "variants", args.what
+    from clip_linear.errors import UserError, unknown
 
+    if args.what not in KINDS:
+        raise unknown("list", args.what, KINDS, f"use one of: {', '.join(KINDS)}")
     names = [n for n in _names(args.what) if args.pattern.lower() in n.lower()]
     if not names and args.pattern:
         raise UserError(f"no {args.what[:-1]} has {args.pattern!r} in its name; run: clip-linear list {args.what}")

@@ -14,7 +14,7 @@ import numpy as np
 BINS = 15  # equal-width confidence bins, as in Guo et al. 2017 (arXiv 1706.04599), eq. 3
 
 
-def wilson(correct: int, n: int, level: float = 0.95) -> tuple[float, float]:
+def wilson(correct: float, n: float, level: float = 0.95) -> tuple[float, float]:
     """Wilson's score interval for a proportion (Wilson 1927); (nan, nan) for n = 0."""
     if n == 0:
         return math.nan, math.nan
@@ -46,13 +46,18 @@ def recall_interval(
     """Percentile bootstrap (over images, 95 %) of the mean per-class recall.
 
     Resampling images is a multinomial draw over the cells (class, right or wrong), so no image is touched; a class
-    that a draw leaves out does not count in it. 500 draws, or as few as 200 where there are many classes.
+    that a draw leaves out does not count in it. 500 draws, or as few as 200 where there are many classes. Where all
+    images are right, or all wrong, every draw is alike: then Wilson's interval of C²/Σ_c 1/n_c images, the number
+    that gives a plain accuracy the variance of this mean.
     """
     n, right = class_counts(labels, correct, n_classes)
     total = int(n.sum())
     if total == 0:
         return math.nan, math.nan
     seen = n > 0
+    if right.sum() in (0, total):
+        alike = int(seen.sum()) ** 2 / float((1 / n[seen]).sum())
+        return wilson(alike if right.any() else 0, alike)
     cells = np.concatenate([right[seen], (n - right)[seen]])
     draws = draws or int(np.clip(2_000_000 // len(cells), 200, 500))
     drawn = np.random.default_rng(0).multinomial(total, cells / total, size=draws)  # [draws, 2C]

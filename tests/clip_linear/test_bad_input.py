@@ -7,6 +7,7 @@ import sys
 
 import pytest
 
+from clip_linear.__main__ import main
 from clip_linear.errors import UserError
 from clip_linear.files import write_text
 from clip_linear.names import model_config
@@ -44,6 +45,28 @@ def test_a_wrong_size_in_a_config_is_one_line(tmp_path, where, key, value):
     path.write_text(json.dumps(config))
     with pytest.raises(UserError, match=r"ViT-wrong\.json"):
         model_config(str(path))
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (["fit"], "required: ROWS"),
+        (["list", "--jsn"], "did you mean --json?"),
+        (["eval", "--dataset", "x", "--batch-size", "many"], "'many'"),
+        (["launch", "plam", "x.toml"], "'plam'"),
+        (["train", "--modle", "x"], "did you mean '--model'"),
+    ],
+)
+def test_a_wrong_flag_is_one_line(capsys, args, words):
+    assert main(args) == 2
+    err = capsys.readouterr().err
+    assert words in err and "--help" in err and err.count("\n") == 1
+
+
+def test_list_takes_a_variant(capsys):
+    assert main(["list", "affine_eq7"]) == 0
+    assert "affine_eq7" in capsys.readouterr().out
+    assert main(["list", "nothing"]) == 2 and main(["list", "nothing", "at all"]) == 2
 
 
 def test_an_image_without_a_patch_is_refused():

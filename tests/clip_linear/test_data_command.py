@@ -85,7 +85,14 @@ def test_check_text_names_the_first_of_each_kind(capsys):
         (["check", "a.tar", "--filter", "punsafe<high"], "no number"),
         (["check", "{0..3.tar"], "braces"),
         (["check", "a.tar", "--captions"], "--json"),
+        (["check", "a.tar", "--workers", "0"], "at least 1"),
+        (["check", "a.tar", "--max-fault-rate", "nan"], "from 0 to 1"),
+        (["check", "a.tar", "--max-fault-rate", "2"], "from 0 to 1"),
+        (["check", "a.tar", "--max-image-pixels", "-5"], "at least 1"),
+        (["check"], "required: shards"),
         (["write", "nowhere", "--out", "x"], "does not exist"),
+        (["write", ".", "--out", "."], "also a source"),
+        (["write", ".", "--out", "x", "--csv-separator", "ab"], "one character"),
     ],
 )
 def test_mistakes_are_one_line_and_exit_code_2(capsys, args, words):

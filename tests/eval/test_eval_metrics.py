@@ -122,3 +122,13 @@ def test_wordnets_own_file(tmp_path: Path) -> None:
     tree = load_hierarchy(tmp_path / "data.noun", ("n00001930", "n00002137", "n00003000"))
     assert tree.related(0, 2) and not tree.related(0, 1)
     assert tree.lca_height(2, 1) == 2
+
+
+@pytest.mark.parametrize("value", [False, True])
+def test_recall_interval_of_all_alike_is_not_a_point(value) -> None:
+    even = np.repeat(np.arange(5), 4)
+    low, high = metrics.recall_interval(even, np.full(20, value), 5)
+    assert (low, high) == pytest.approx(metrics.wilson(20 * value, 20))
+    uneven = np.repeat(np.arange(2), [1, 19])  # the lone image is half of the mean
+    wide = metrics.recall_interval(uneven, np.full(20, value), 2)
+    assert wide[1] - wide[0] > 2 * (high - low)
