@@ -44,6 +44,6 @@ def main(argv: list[str]) -> int:
             state_text = "?" if state is None else f"{state:,}"
             rows.append((name, tower, f"{parameters:,}", f"{embedding:,}", f"{gmacs:.3f}", f"{share:.1%}", state_text))
         rows.append((name, "total", f"{p.n_params_total:,}", f"{p.n_params_embedding:,}", f"{p.gmacs:.3f}", "", ""))
-    headers = ("model", "tower", "parameters", "of these embedding", "GMACs", "core", "state")
+    headers = ("model", "tower", "parameters", "of these embedding", "GMACs", "core (of GMACs)", "state (numbers)")
     print(render(headers, rows), end="")
     return 0

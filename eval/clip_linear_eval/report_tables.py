@@ -42,7 +42,20 @@ def cell(value: Any, text: str | None = None) -> Cell:
 
 
 def laws_sheet(fits: Sequence[Fitted]) -> Sheet:
-    columns = ["what", "variant", "law", "α", "95 %", "E", "95 % of E", "σ of ln y", "n", "dof", "AICc", "certified"]
+    columns = [
+        "what",
+        "variant",
+        "law",
+        "α",
+        "95 %",
+        "E",
+        "95 % of E",
+        "σ of ln y",
+        "n",
+        "dof",
+        "AICc",
+        "optimum certified",
+    ]
     rows = []
     for fitted in fits:
         for name, law in (fitted.json or {"groups": {}})["groups"].items():
