@@ -25,7 +25,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "report": ("clip_linear_eval.commands.report", "one self-contained HTML page and its Markdown"),
     "bench": ("clip_linear_launch.bench", "measured here and now, beside softmax and peers"),
     "convert": ("clip_linear.commands.convert", "official or softmax weights into our models"),
-    "linearize": ("clip_linear.commands.linearize", "attention transfer from a softmax model"),
+    "linearize": ("clip_linear_launch.linearize", "attention transfer from a softmax model"),
     "doctor": ("clip_linear.commands.doctor", "versions, devices, backends chosen and why"),
 }
 

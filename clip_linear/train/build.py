@@ -19,6 +19,7 @@ from clip_linear.errors import UserError
 from clip_linear.files import write_bytes, write_json
 from clip_linear.train.config import TrainConfig
 from clip_linear.train.effective import effective_config, model_kwargs
+from clip_linear.train.transfer import AttentionTransfer, without_swap
 
 log = logging.getLogger(__name__)
 Schedule = Callable[[int], float]
@@ -40,6 +41,7 @@ class Parts:
     preprocess_val: Any
     tokenizer: Any
     teacher: nn.Module | None = None
+    transfer: AttentionTransfer | None = None
 
 
 def build(config: TrainConfig, device: torch.device) -> Parts:
@@ -81,6 +83,7 @@ def build(config: TrainConfig, device: torch.device) -> Parts:
             cache_dir=flags["cache_dir"],
         )
         teacher.eval()
+    transfer = AttentionTransfer(model, _softmax_twin(config, model, device)) if config.attention_transfer else None
     if flags["lock_image"]:
         model.lock_image_tower(flags["lock_image_unlocked_groups"], flags["lock_image_freeze_bn_stats"])
     if flags["lock_text"]:
@@ -90,7 +93,28 @@ def build(config: TrainConfig, device: torch.device) -> Parts:
             raise UserError(f"--lock-text: OpenCLIP says {error} Add --lock-text-freeze-layer-norm") from None
     if flags["grad_checkpointing"]:
         model.set_grad_checkpointing()
-    return Parts(model, train, val, tokenizer, teacher)
+    return Parts(model, train, val, tokenizer, teacher, transfer)
+
+
+def _softmax_twin(config: TrainConfig, model: nn.Module, device: torch.device) -> nn.Module:
+    """The softmax model whose weights --pretrained put into ``model``: a swapped layer keeps the tensors it found."""
+    import open_clip
+
+    from clip_linear.openclip import add_config
+
+    name = f"{config.model.replace('/', '-')}-without-swap"
+    add_config(name, without_swap(config.model_cfg))
+    with _expecting_random_weights(True):
+        twin = open_clip.create_model(
+            name,
+            device=device,
+            output_dict=True,
+            **{k: config.openclip[k] for k in _PASSED_ON if k.startswith(("precision", "force"))},
+            **model_kwargs(config),
+        )
+    weights = model.state_dict()
+    twin.load_state_dict({key: weights[key] for key in twin.state_dict()})
+    return twin
 
 
 def _initialise_decoder(model: Any) -> None:

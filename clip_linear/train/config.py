@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from clip_linear.errors import UserError
-from clip_linear.names import model_config
+from clip_linear.names import KEY, model_config
 from clip_linear.train.flags import build_parser, defaults, our_flags, parse
 
 __all__ = ["TrainConfig", "build_parser", "from_toml", "resolve"]
@@ -241,6 +241,24 @@ def _check(config: TrainConfig) -> None:
     need(distilled == (flags["distill_pretrained"] is not None), "give both --distill-model and --distill-pretrained")
     need(not distilled or flags["accum_freq"] == 1, "--distill-model does not work with --accum-freq above 1")
     need(not distilled or "coca" not in config.model.lower(), "--distill-model does not work with CoCa")
+    if config.ours["attention_transfer"]:
+        need(flags["pretrained"] != "", "--attention-transfer needs --pretrained, the weights of the softmax model")
+        vision, text = config.model_cfg["vision_cfg"], config.model_cfg["text_cfg"]
+        need(
+            KEY in vision or KEY in text,
+            f"--attention-transfer needs a swapped model, e.g. --model {config.model}+mala",
+        )
+        alone = ("distill_model", "grad_checkpointing", "torchcompile", "lock_image", "lock_text", "pretrained_image")
+        clash = (
+            [k for k in alone if flags[k]] + ["fsdp"] * config.ours["fsdp"] + ["accum_freq"] * (flags["accum_freq"] > 1)
+        )
+        need(
+            not clash, f"--attention-transfer does not work with {', '.join('--' + k.replace('_', '-') for k in clash)}"
+        )
+        dropout = (
+            flags["force_patch_dropout"] if flags["force_patch_dropout"] is not None else vision.get("patch_dropout")
+        )
+        need(not dropout, f"--attention-transfer compares all tokens: give --force-patch-dropout 0 (it is {dropout})")
     need(0 <= config.ours["ema_decay"] < 1, f"--ema-decay {config.ours['ema_decay']} is not in [0, 1)")
 
 

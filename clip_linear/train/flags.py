@@ -152,6 +152,12 @@ def _add_ours(parser: argparse.ArgumentParser) -> None:
         type=float,
         default=0.0,
     )
+    add(
+        "--attention-transfer",
+        "Train the swapped attention alone, each layer to give what softmax gives in the model of --pretrained "
+        "(clip-linear linearize).",
+        action="store_true",
+    )
     add("--fsdp", "Shard parameters and optimizer over the ranks (FSDP2) instead of DDP.", action="store_true")
     add("--deterministic", "Refuse operations that are not deterministic.", action="store_true")
     add("--no-fused-optimizer", "Plain AdamW instead of PyTorch's fused one.", action="store_true")

@@ -100,7 +100,9 @@ class Trainer:
         self.schedule = make_schedule(config, self.optimizer)
         self.ema = Ema(self.inner, config.ema_decay) if config.ema_decay else None
         loss = make_loss(config, world.rank, world.world_size)
-        self.stepper = Stepper(config, self.model, self.inner, loss, self.optimizer, world, self.parts.teacher)
+        self.stepper = Stepper(
+            config, self.model, self.inner, loss, self.optimizer, world, self.parts.teacher, self.parts.transfer
+        )
         self.guards = Guards(config.max_bad_steps)
         self.cadence = Cadence(config)
         self.step, self.seconds, self.loss = 0, 0.0, float("nan")

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from clip_linear.train.config import TrainConfig
 from clip_linear.train.statistics import still_statistics
+from clip_linear.train.transfer import AttentionTransfer
 from clip_linear.train.world import World
 from clip_linear.train.wrap import whole
 
@@ -31,11 +32,13 @@ class Stepper:
         optimizer: torch.optim.Optimizer,
         world: World,
         teacher: nn.Module | None = None,
+        transfer: AttentionTransfer | None = None,
     ) -> None:
         from open_clip import get_input_dtype
         from open_clip_train.precision import get_autocast
 
         self.config, self.model, self.inner, self.loss, self.teacher = config, model, inner, loss, teacher
+        self.transfer = transfer
         self.optimizer, self.world, self.device = optimizer, world, world.device
         device = world.device
         self.parameters = [p for p in inner.parameters() if p.requires_grad]
@@ -74,13 +77,19 @@ class Stepper:
 
     def _backward_one(self, images: Tensor, texts: Tensor) -> dict[str, Tensor]:
         with self.autocast():
-            out = self.model(images, texts)
-            if self.teacher is not None:
-                with torch.no_grad():
-                    out |= {f"dist_{k}": v for k, v in self.teacher(images, texts).items()}
-            losses = self._total(self.loss(**out, output_dict=True))
+            if self.transfer is not None:
+                losses = self._total(self.transfer(self.model, images, texts))
+            else:
+                losses = self._compared(images, texts)
         self._backward(losses["loss"])
         return losses
+
+    def _compared(self, images: Tensor, texts: Tensor) -> dict[str, Tensor]:
+        out = self.model(images, texts)
+        if self.teacher is not None:
+            with torch.no_grad():
+                out |= {f"dist_{k}": v for k, v in self.teacher(images, texts).items()}
+        return self._total(self.loss(**out, output_dict=True))
 
     def _backward_many(self, pairs: list[Pair]) -> dict[str, Tensor]:
         """Features of all pairs without gradients first; then each pair again with gradients beside the others'."""
