@@ -12,7 +12,7 @@ from tests.eval.evalsets import CONFIG, NAMES, picture, write_folder
 
 @pytest.fixture(scope="session")
 def config(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("config") / "ViT-tiny-test.json"
+    path = tmp_path_factory.mktemp("config") / "ViT-tiny-eval.json"
     path.write_text(json.dumps(CONFIG))
     return path
 
