@@ -223,6 +223,8 @@ class TrainLoader:
             generator=torch.Generator(),  # its base seed is drawn from here, not from the process's generator
         )
         before = signal.getsignal(signal.SIGCHLD)
+        if getattr(before, "__module__", "") == "torch.utils.data._utils.signal_handling":  # of another DataLoader
+            before = signal.SIG_DFL
         items = iter(loader)
         if threading.current_thread() is threading.main_thread():
             # torch's handler raises wherever the main thread happens to be; we look after the workers where we wait.

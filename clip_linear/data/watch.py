@@ -18,13 +18,22 @@ log = logging.getLogger(__name__)
 _GRACE_S = 10.0  # for the main thread to notice that it was interrupted; one stuck in the kernel never does
 
 
+_SIGNAL = signal.SIGVTALRM  # nobody else's; SIGINT is ignored in what a script has put into the background
+
+
+class _Stuck(BaseException):
+    pass
+
+
 class Watchdog:
     """For reading in the main process: past the limit it prints all stacks and interrupts the main thread."""
 
     def __init__(self, timeout_s: float) -> None:
         self.timeout_s = timeout_s
         self._deadline: float | None = None
-        self._has_fired = False
+        self._in_main = threading.current_thread() is threading.main_thread()
+        if self._in_main:
+            self._before = signal.signal(_SIGNAL, self._interrupt)
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._watch, daemon=True, name="data-watchdog")
         self._thread.start()
@@ -35,9 +44,7 @@ class Watchdog:
         self._deadline = time.monotonic() + self.timeout_s
         try:
             yield
-        except KeyboardInterrupt:
-            if not self._has_fired:
-                raise
+        except _Stuck:
             self._stop.set()
             raise RunError(too_slow(self.timeout_s)) from None
         finally:
@@ -47,20 +54,24 @@ class Watchdog:
         """End the watching thread."""
         self._stop.set()
         self._thread.join()
+        if self._in_main:
+            signal.signal(_SIGNAL, self._before)
+
+    def _interrupt(self, number: int, frame: object) -> None:
+        if self._deadline is not None:  # else the batch came at the last moment
+            raise _Stuck
 
     def _watch(self) -> None:
         while not self._stop.wait(min(1.0, self.timeout_s / 4)):
             deadline = self._deadline
             if deadline is None or time.monotonic() < deadline:
                 continue
-            self._has_fired = True
             dump_stacks()
-            # A real signal, since only that ends a blocking system call.
-            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
-            if not self._stop.wait(_GRACE_S):
+            if self._in_main:  # a real signal, since only that ends a blocking system call
+                signal.pthread_kill(threading.main_thread().ident or 0, _SIGNAL)
+            if not self._stop.wait(_GRACE_S) and self._deadline == deadline:
                 log.error(too_slow(self.timeout_s))
                 os._exit(1)
-            return
 
 
 def too_slow(timeout_s: float) -> str:

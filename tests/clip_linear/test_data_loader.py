@@ -329,8 +329,17 @@ def test_a_killed_worker_is_reported(tmp_path):
             pass
 
 
+@pytest.fixture
+def backgrounded():
+    """As in what a script starts with ``&``: SIGINT is ignored."""
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 @pytest.mark.parametrize("workers", [0, 1])
-def test_a_read_that_hangs_ends_with_the_stacks(workers, capfd):
+def test_a_read_that_hangs_ends_with_the_stacks(workers, capfd, backgrounded):
+    list(torch.utils.data.DataLoader([0], num_workers=workers))  # leaves torch's handler of dead workers behind
     start = time.monotonic()
     with pytest.raises(RunError, match="no batch for 1 s"):
         run("pipe:sleep 60", workers=workers, timeout_s=1)

@@ -23,7 +23,7 @@ def test_our_flags_are_frozen():
     frozen = """samples run_dir eval_data save_every_steps save_every_samples save_every_minutes keep_last
         keep_every_samples max_bad_steps ema_decay fsdp deterministic no_fused_optimizer openclip_accum_scale
         dist_timeout_s peak_tflops dry_run caption_key filter max_image_pixels max_aspect shuffle_buffer_mib
-        max_fault_rate data_timeout_s shard_cache"""
+        max_fault_rate data_timeout_s shard_cache attention_transfer"""
     assert sorted(our_flags()) == sorted(frozen.split())
 
 
