@@ -168,3 +168,14 @@ def test_every_field_is_documented():
     for cls in (spec.SweepHead, spec.Resources, spec.Limits, spec.Eval, spec.Hardware):
         for name in cls.__dataclass_fields__:
             assert f"`{name}`" in text, f"launch/README.md does not say what {name} is"
+
+
+def test_data_that_is_not_there_is_said(bench):
+    bench.write(more='[eval]\ndatasets = ["data/eval", "mnist"]')
+    for action in (["plan"], ["run", "--dry-run"]):
+        said = bench.launch(*action)
+        assert "warning: train-data 'data/*.tar' cannot be seen from here" in said
+        assert "dataset 'data/eval'" in said and "mnist" not in said.split("warning", 1)[1].split("\n")[1]
+    (bench.folder / "data" / "eval").mkdir(parents=True)
+    (bench.folder / "data" / "0.tar").touch()
+    assert "cannot be seen" not in bench.launch("plan")

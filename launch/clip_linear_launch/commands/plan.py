@@ -12,6 +12,7 @@ from clip_linear_launch import budget
 from clip_linear_launch.commands.run import backend_of
 from clip_linear_launch.commands.tables import count, duration, show
 from clip_linear_launch.expand import Run, expand
+from clip_linear_launch.missing import missing_data
 from clip_linear_launch.sweep import Sweep, load
 
 _COLUMNS = ("run", "params", "vision", "GMACs", "samples", "batch", "steps", "FLOPs", "GPU-h", "resources")
@@ -28,7 +29,7 @@ def plan(args: argparse.Namespace) -> int:
         backend = backend_of(sweep, args.backend)
         _show(runs, costs)
         print(_totals(sweep, runs, costs, backend))
-        for line in warnings(runs):
+        for line in warnings(sweep, runs):
             print(f"warning: {line}")
         if args.sbatch or args.test_only:
             _slurm(sweep, runs, args)
@@ -90,9 +91,9 @@ def _totals(sweep: Sweep, runs: list[Run], costs: list[budget.Cost], backend: st
     return "\n".join(lines)
 
 
-def warnings(runs: list[Run]) -> list[str]:
-    """What would spoil a comparison of these runs."""
-    found = []
+def warnings(sweep: Sweep, runs: list[Run]) -> list[str]:
+    """What would spoil a comparison of these runs, or stop them."""
+    found = missing_data(sweep, runs)
     batches = sorted({r.global_batch for r in runs})
     if len(batches) > 1:
         found.append(

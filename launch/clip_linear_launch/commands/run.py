@@ -11,6 +11,7 @@ import sys
 from clip_linear.errors import UserError
 from clip_linear_launch import actions, budget, layout, local, rundir
 from clip_linear_launch.expand import Run, expand
+from clip_linear_launch.missing import missing_data
 from clip_linear_launch.sbatch import check_delay
 from clip_linear_launch.sweep import Sweep, load
 
@@ -31,6 +32,8 @@ def run(args: argparse.Namespace) -> int:
     runs = expand(sweep)
     backend = backend_of(sweep, args.backend)
     budget.refuse_above_limit(sweep, runs, args.yes)
+    for line in missing_data(sweep, runs):
+        print(f"warning: {line}")
     if args.dry_run:
         folders = [rundir.folder(sweep.folder, r.run_id) for r in runs]
         due, seen = actions.due(folders, sweep.limits.max_retries, args.retry_failed, args.resubmit)
