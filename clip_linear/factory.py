@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from typing import Any
 
 from torch import nn
 
+from clip_linear.errors import UserError
 from clip_linear.names import model_config
 from clip_linear.openclip import add_config, register
 
@@ -29,18 +32,32 @@ def known_name(model: str) -> str:
     return name
 
 
+@contextlib.contextmanager
+def misspelt_keys(model: str) -> Iterator[None]:
+    """OpenCLIP's TypeError for a key of a config that it does not know, as UserError."""
+    try:
+        yield
+    except TypeError as error:
+        if "unexpected keyword argument" not in str(error):
+            raise
+        key = str(error).rsplit(" ", 1)[-1]
+        raise UserError(f"the config of {model} has {key}, which OpenCLIP does not know there; correct it") from error
+
+
 def create_model(name: str, pretrained: str | None = None, **openclip_kwargs: Any) -> nn.Module:
     """``open_clip.create_model`` after ``register()``. Raises UserError for names that are not known."""
     import open_clip
 
-    return open_clip.create_model(known_name(name), pretrained=pretrained, **openclip_kwargs)
+    with misspelt_keys(name):
+        return open_clip.create_model(known_name(name), pretrained=pretrained, **openclip_kwargs)
 
 
 def create_model_and_transforms(name: str, pretrained: str | None = None, **openclip_kwargs: Any) -> Any:
     """OpenCLIP's triple (model, preprocess_train, preprocess_val), after ``register()``. Raises UserError."""
     import open_clip
 
-    return open_clip.create_model_and_transforms(known_name(name), pretrained=pretrained, **openclip_kwargs)
+    with misspelt_keys(name):
+        return open_clip.create_model_and_transforms(known_name(name), pretrained=pretrained, **openclip_kwargs)
 
 
 def get_tokenizer(name: str, **openclip_kwargs: Any) -> Any:

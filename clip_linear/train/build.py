@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 from clip_linear.errors import UserError
+from clip_linear.factory import misspelt_keys
 from clip_linear.files import write_bytes, write_json
 from clip_linear.train.config import TrainConfig
 from clip_linear.train.effective import effective_config, model_kwargs
@@ -58,7 +59,7 @@ def build(config: TrainConfig, device: torch.device) -> Parts:
     add_config(name, config.model_cfg)
     flags = config.openclip
     _check_pretrained(flags["model"], flags["pretrained"])
-    with _expecting_random_weights(not flags["pretrained"]):
+    with misspelt_keys(config.model), _expecting_random_weights(not flags["pretrained"]):
         model, train, val = open_clip.create_model_and_transforms(
             name,
             flags["pretrained"],

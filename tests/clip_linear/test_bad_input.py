@@ -6,12 +6,15 @@ import subprocess
 import sys
 
 import pytest
+import torch
 
 from clip_linear.__main__ import main
 from clip_linear.errors import UserError
+from clip_linear.factory import create_model
 from clip_linear.files import write_text
 from clip_linear.names import model_config
 from clip_linear.profile import profile
+from clip_linear.train.build import build
 from clip_linear.train.config import resolve
 
 GOOD = {
@@ -109,3 +112,16 @@ def test_help_into_a_full_device_is_one_line():
         done = command("--help", stdout=full, stderr=subprocess.PIPE)
     assert done.returncode == 1 and len(done.stderr.splitlines()) == 1 and "space" in done.stderr
     assert command().returncode == 2
+
+
+@pytest.mark.parametrize("where", ["", "vision_cfg", "text_cfg"])
+def test_a_misspelt_key_of_a_config_is_named(tmp_path, where):
+    config = json.loads(json.dumps(GOOD))
+    (config[where] if where else config)["widht"] = 16
+    path = tmp_path / f"ViT-misspelt-{where or 'top'}.json"
+    path.write_text(json.dumps(config))
+    with pytest.raises(UserError, match="'widht'"):
+        create_model(str(path))
+    flags = ["--model", str(path), "--train-data", "x.tar", "--samples", "8", "--batch-size", "4", "--lr", "1e-3"]
+    with pytest.raises(UserError, match="'widht'"):
+        build(resolve(flags), torch.device("cpu"))
