@@ -6,6 +6,8 @@ Both may be missing or silent; the run folders decide then.
 
 from __future__ import annotations
 
+import datetime
+import math
 import os
 import re
 import shutil
@@ -18,6 +20,8 @@ _SCRUB = ("SLURM_", "SBATCH_", "SRUN_", "PMIX_", "PMI_", "SUBMITIT_")
 _WAITING = ("PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "RESV_DEL_HOLD", "SPECIAL_EXIT")
 _RUNNING = ("RUNNING", "SUSPENDED", "COMPLETING", "RESIZING", "SIGNALING", "STAGE_OUT", "STOPPED")
 LIVE = frozenset((*_WAITING, *_RUNNING))
+# The words for a moment of a job that Slurm is about to requeue, and for good of one that it is not.
+_PASSING, _PASSING_S = ("NODE_FAIL", "PREEMPTED", "BOOT_FAIL"), 60.0
 
 
 @dataclass(frozen=True)
@@ -65,14 +69,25 @@ def queued(jobs: Iterable[str] | None = None) -> dict[str, Job] | None:
         return {}
     which = ["--me"] if names is None else ["-j", ",".join(names)]
     # -r: one line for each element of an array, also for those that wait
-    out = ask(["squeue", "-h", "-r", "-t", "all", "-o", "%i|%T|%r|%N|%j", *which])
+    out = ask(["squeue", "-h", "-r", "-t", "all", "-o", "%i|%T|%r|%N|%j|%e", *which])
     if out is None:
         return None
     found = {}
     for line in out.splitlines():
-        job, state, reason, node, name = [*line.split("|", 4), "", "", "", ""][:5]
-        found[job] = Job(state.split()[0] if state else "", "" if reason == "None" else reason, node, name)
+        job, state, reason, node, name, end = [*line.split("|"), "", "", "", "", ""][:6]
+        state = state.split()[0] if state else ""
+        if state in _PASSING and _seconds_since(end) < _PASSING_S:
+            state = "REQUEUED"
+        found[job] = Job(state, "" if reason == "None" else reason, node, name)
     return found
+
+
+def _seconds_since(end: str) -> float:
+    """Since squeue's local time ``2026-11-29T21:30:05``; infinite for ``N/A`` and the like."""
+    try:
+        return (datetime.datetime.now() - datetime.datetime.fromisoformat(end)).total_seconds()
+    except ValueError:
+        return math.inf
 
 
 def accounted(jobs: Iterable[str]) -> dict[str, Job]:

@@ -1,5 +1,6 @@
 """What Slurm says, and what an attempt's end means: the cases that a live cluster shows too rarely."""
 
+import datetime
 import json
 import signal
 
@@ -54,6 +55,15 @@ def state(run):
 def test_squeue_decides(clients, run, line, expected):
     clients("squeue", line)
     assert state(run)[0] == expected
+
+
+@pytest.mark.parametrize("word", ["NODE_FAIL", "PREEMPTED"])
+def test_a_job_that_failed_this_minute_may_be_requeued_in_the_next(clients, run, word):
+    now = datetime.datetime.now().replace(microsecond=0)
+    clients("squeue", f"5_1|{word}|None|node1|clip|{now.isoformat()}")
+    assert state(run)[0] == "PENDING"
+    clients("squeue", f"5_1|{word}|None|node1|clip|{(now - datetime.timedelta(minutes=5)).isoformat()}")
+    assert state(run)[0] == "INTERRUPTED"
 
 
 def test_sacct_is_asked_for_what_squeue_has_forgotten_and_its_last_row_counts(clients, run):

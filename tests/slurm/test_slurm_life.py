@@ -183,7 +183,10 @@ def test_two_nodes_rank_by_rank(cluster):
     cluster.write(samples=128 * 5, resources="nodes = 2")
     cluster.launch("run")
     cluster.wait_for("DONE")
-    logs = [(cluster.run_dir() / "log" / f"rank-{i}.log").read_text() for i in range(2)]
+    files = [cluster.run_dir() / "log" / f"rank-{i}.log" for i in range(2)]
+    # The stand-in's first rank does not wait for the second, which may start when the run is done.
+    cluster.until(lambda: all(f.exists() and "rank" in f.read_text() for f in files), "both logs", 60)
+    logs = [f.read_text() for f in files]
     assert "rank 0/2" in logs[0] and "rank 1/2" in logs[1]
     assert {log.split(" on ")[1].split(":")[0] for log in logs} == {"node1", "node2"}
     assert cluster.attempts()[0]["nodes"] == "node[1-2]"
