@@ -20,6 +20,8 @@ class Bench:
 
     def write(self, grid=None, how="", samples=320, sweep="", more="", base=""):
         """320 samples of batch 64 are 5 steps; ``how`` says how the stand-in behaves."""
+        (self.folder / "data").mkdir(exist_ok=True)
+        (self.folder / "data" / "0.tar").touch()
         grid = grid or 'model = ["ViT-S-32"]\nimage = ["softmax"]'
         self.toml.write_text(
             f'[sweep]\nname = "mini"\nroot = "out"\ncommand = ["python", "{STAND_IN}"]\n{sweep}\n'

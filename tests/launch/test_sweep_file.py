@@ -172,10 +172,11 @@ def test_every_field_is_documented():
 
 def test_data_that_is_not_there_is_said(bench):
     bench.write(more='[eval]\ndatasets = ["data/eval", "mnist"]')
+    (bench.folder / "data" / "0.tar").unlink()
     for action in (["plan"], ["run", "--dry-run"]):
         said = bench.launch(*action)
         assert "warning: train-data 'data/*.tar' cannot be seen from here" in said
         assert "dataset 'data/eval'" in said and "mnist" not in said.split("warning", 1)[1].split("\n")[1]
-    (bench.folder / "data" / "eval").mkdir(parents=True)
+    (bench.folder / "data" / "eval").mkdir()
     (bench.folder / "data" / "0.tar").touch()
     assert "cannot be seen" not in bench.launch("plan")
