@@ -8,6 +8,7 @@ import json
 import math
 import re
 import tomllib
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -242,24 +243,23 @@ def _check(config: TrainConfig) -> None:
     need(not distilled or flags["accum_freq"] == 1, "--distill-model does not work with --accum-freq above 1")
     need(not distilled or "coca" not in config.model.lower(), "--distill-model does not work with CoCa")
     if config.ours["attention_transfer"]:
-        need(flags["pretrained"] != "", "--attention-transfer needs --pretrained, the weights of the softmax model")
-        vision, text = config.model_cfg["vision_cfg"], config.model_cfg["text_cfg"]
-        need(
-            KEY in vision or KEY in text,
-            f"--attention-transfer needs a swapped model, e.g. --model {config.model}+mala",
-        )
-        alone = ("distill_model", "grad_checkpointing", "torchcompile", "lock_image", "lock_text", "pretrained_image")
-        clash = (
-            [k for k in alone if flags[k]] + ["fsdp"] * config.ours["fsdp"] + ["accum_freq"] * (flags["accum_freq"] > 1)
-        )
-        need(
-            not clash, f"--attention-transfer does not work with {', '.join('--' + k.replace('_', '-') for k in clash)}"
-        )
-        dropout = (
-            flags["force_patch_dropout"] if flags["force_patch_dropout"] is not None else vision.get("patch_dropout")
-        )
-        need(not dropout, f"--attention-transfer compares all tokens: give --force-patch-dropout 0 (it is {dropout})")
+        _check_transfer(config, need)
     need(0 <= config.ours["ema_decay"] < 1, f"--ema-decay {config.ours['ema_decay']} is not in [0, 1)")
+
+
+def _check_transfer(config: TrainConfig, need: Callable[[bool, str], None]) -> None:
+    flags, vision, text = config.openclip, config.model_cfg["vision_cfg"], config.model_cfg["text_cfg"]
+    need(bool(flags["pretrained"]), "--attention-transfer needs --pretrained, the weights of the softmax model")
+    swapped = KEY in vision or KEY in text
+    need(swapped, f"--attention-transfer needs a swapped model, e.g. --model {config.model}+mala")
+    alone = ("distill_model", "grad_checkpointing", "torchcompile", "lock_image", "lock_text", "pretrained_image")
+    clash = [flag for flag in alone if flags[flag]]
+    clash += ["fsdp"] * config.ours["fsdp"] + ["accum_freq"] * (flags["accum_freq"] > 1)
+    names = ", ".join(f"--{flag.replace('_', '-')}" for flag in clash)
+    need(not clash, f"--attention-transfer does not work with {names}")
+    forced = flags["force_patch_dropout"]
+    dropout = vision.get("patch_dropout") if forced is None else forced
+    need(not dropout, f"--attention-transfer compares all tokens: give --force-patch-dropout 0 (it is {dropout})")
 
 
 def _name_defaults(model: str, flags: dict[str, Any]) -> dict[str, Any]:
