@@ -48,6 +48,19 @@ REFUSED = {
 }
 
 
+# What other trainers call OpenCLIP's flags and ours; too far off for a spelling check.
+OTHER_NAMES = {
+    "learning-rate": "--lr",
+    "weight-decay": "--wd",
+    "num-workers": "--workers",
+    "num-epochs": "--epochs",
+    "warmup-steps": "--warmup",
+    "max-grad-norm": "--grad-clip-norm",
+    "gradient-accumulation-steps": "--accum-freq",
+    "output-dir": "--run-dir",
+}
+
+
 class _Parser(argparse.ArgumentParser):
     """Raises UserError with one line instead of printing OpenCLIP's long usage and exiting."""
 
@@ -201,6 +214,9 @@ def parse(argv: list[str]) -> dict[str, Any]:
             raise UserError(
                 f"argument {flag!r} belongs to no flag; quote lists of shards: --train-data 'a/{{0..9}}.tar'"
             )
+        meant = OTHER_NAMES.get(flag.lstrip("-").replace("_", "-"))
+        if meant is not None:
+            raise UserError(f"unknown flag {flag!r}: here it is {meant}; run: clip-linear train --help")
         names = [s for a in build_parser()._actions for s in a.option_strings]
         raise unknown("flag", flag, names, "run: clip-linear train --help")
     flags = vars(values)

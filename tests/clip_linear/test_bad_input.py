@@ -16,6 +16,7 @@ from clip_linear.names import model_config
 from clip_linear.profile import profile
 from clip_linear.train.build import build
 from clip_linear.train.config import resolve
+from clip_linear.train.flags import OTHER_NAMES, build_parser
 
 GOOD = {
     "embed_dim": 16,
@@ -58,6 +59,7 @@ def test_a_wrong_size_in_a_config_is_one_line(tmp_path, where, key, value):
         (["eval", "--dataset", "x", "--batch-size", "many"], "'many'"),
         (["launch", "plam", "x.toml"], "'plam'"),
         (["train", "--modle", "x"], "did you mean '--model'"),
+        (["train", "--learning_rate=1e-3"], "here it is --lr"),
     ],
 )
 def test_a_wrong_flag_is_one_line(capsys, args, words):
@@ -125,3 +127,8 @@ def test_a_misspelt_key_of_a_config_is_named(tmp_path, where):
     flags = ["--model", str(path), "--train-data", "x.tar", "--samples", "8", "--batch-size", "4", "--lr", "1e-3"]
     with pytest.raises(UserError, match="'widht'"):
         build(resolve(flags), torch.device("cpu"))
+
+
+def test_other_names_lead_to_flags_that_there_are():
+    known = {option for action in build_parser()._actions for option in action.option_strings}
+    assert set(OTHER_NAMES.values()) <= known and not {f"--{name}" for name in OTHER_NAMES} & known
