@@ -9,10 +9,12 @@ from typing import Any
 import torch
 
 from clip_linear.errors import UserError
-from clip_linear.factory import create_model
+from clip_linear.factory import create_model, weights_that_fit
 from clip_linear.files import write_json
+from clip_linear.marker import need_softmax_weights
 from clip_linear.names import model_config
 from clip_linear.train.checkpoint import OPENCLIP_CONFIG, WEIGHTS, write_weights
+from clip_linear.train.config import weights_of
 
 
 def export_swapped(model: str, pretrained: str, out: Path, seed: int = 0) -> int:
@@ -25,13 +27,16 @@ def export_swapped(model: str, pretrained: str, out: Path, seed: int = 0) -> int
         raise UserError(f"--out {str(out)!r} is not empty; give a new folder")
     _, config = model_config(model)
     torch.manual_seed(seed)
+    pretrained = weights_of(pretrained)
     try:
-        built: Any = create_model(model, pretrained=pretrained)
+        with weights_that_fit(model, pretrained):
+            built: Any = create_model(model, pretrained=pretrained)
     except UserError:
         raise
     except (RuntimeError, OSError, ValueError) as error:
         first = next(iter(str(error).strip().splitlines()), type(error).__name__)
-        raise UserError(f"--pretrained {pretrained!r} does not fit {model}: {first}") from error
+        raise UserError(f"--pretrained {pretrained!r} cannot be used: {first}") from error
+    need_softmax_weights(built, pretrained)
     visual = built.visual
     preprocess = {"mean": visual.image_mean, "std": visual.image_std}
     preprocess |= {k: v for k, v in visual.preprocess_cfg.items() if k in ("interpolation", "resize_mode")}

@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import nn
 
+from clip_linear import marker
 from clip_linear.errors import UserError
 from clip_linear.names import model_config
 from clip_linear.openclip import add_config, register
@@ -42,6 +43,22 @@ def misspelt_keys(model: str) -> Iterator[None]:
             raise
         key = str(error).rsplit(" ", 1)[-1]
         raise UserError(f"the config of {model} has {key}, which OpenCLIP does not know there; correct it") from error
+
+
+@contextlib.contextmanager
+def weights_that_fit(model: str, pretrained: str) -> Iterator[None]:
+    """What OpenCLIP raises for a checkpoint of another model, as UserError."""
+    try:
+        yield
+    except (RuntimeError, AssertionError) as error:
+        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+        if isinstance(error, RuntimeError) and "state_dict" not in str(error):
+            raise
+        if marker.NAME in str(error):
+            why = "it was trained with linear attention: add its variants, --model NAME+IMAGE[+TEXT]"
+        else:
+            why = lines[min(1, len(lines) - 1)] if lines else type(error).__name__
+        raise UserError(f"--pretrained {pretrained!r} does not fit {model}: {why}") from error
 
 
 def create_model(name: str, pretrained: str | None = None, **openclip_kwargs: Any) -> nn.Module:

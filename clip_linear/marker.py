@@ -60,6 +60,14 @@ def attach(model: Any, specs: dict[str, dict[str, Any]]) -> None:
         model.register_state_dict_post_hook(_rewrite)
 
 
+def need_softmax_weights(model: Any, pretrained: str) -> None:
+    """Raise UserError where the weights that were loaded last were trained with linear attention."""
+    if not getattr(model, "_has_softmax_weights", True):
+        raise UserError(
+            f"--pretrained {pretrained!r} was trained with linear attention already; give the softmax model's weights"
+        )
+
+
 def _check(
     module: Any,
     state_dict: dict[str, Any],
@@ -72,6 +80,7 @@ def _check(
 ) -> None:
     specs, key = module._linear_attn_specs, prefix + NAME
     plain = all(_plain(s) for s in specs.values())
+    module._has_softmax_weights = key not in state_dict
     if key not in state_dict:
         if not plain:
             warn_once("the checkpoint is a softmax one; its weights now serve linear attention")

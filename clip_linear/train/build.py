@@ -16,8 +16,9 @@ import torch
 from torch import nn
 
 from clip_linear.errors import UserError
-from clip_linear.factory import misspelt_keys
+from clip_linear.factory import misspelt_keys, weights_that_fit
 from clip_linear.files import write_bytes, write_json
+from clip_linear.marker import need_softmax_weights
 from clip_linear.train.config import TrainConfig
 from clip_linear.train.effective import effective_config, model_kwargs
 from clip_linear.train.transfer import AttentionTransfer, without_swap
@@ -59,7 +60,8 @@ def build(config: TrainConfig, device: torch.device) -> Parts:
     add_config(name, config.model_cfg)
     flags = config.openclip
     _check_pretrained(flags["model"], flags["pretrained"])
-    with misspelt_keys(config.model), _expecting_random_weights(not flags["pretrained"]):
+    known = weights_that_fit(config.model, flags["pretrained"])
+    with misspelt_keys(config.model), known, _expecting_random_weights(not flags["pretrained"]):
         model, train, val = open_clip.create_model_and_transforms(
             name,
             flags["pretrained"],
@@ -113,6 +115,7 @@ def _softmax_twin(config: TrainConfig, model: nn.Module, device: torch.device) -
             **{k: config.openclip[k] for k in _PASSED_ON if k.startswith(("precision", "force"))},
             **model_kwargs(config),
         )
+    need_softmax_weights(model, config.openclip["pretrained"])
     weights = model.state_dict()
     twin.load_state_dict({key: weights[key] for key in twin.state_dict()})
     return twin

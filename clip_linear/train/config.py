@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from clip_linear.errors import UserError
-from clip_linear.names import KEY, model_config
+from clip_linear.names import TOWERS, model_config, tower_spec
 from clip_linear.train.flags import build_parser, defaults, our_flags, parse
 
 __all__ = ["TrainConfig", "build_parser", "from_toml", "resolve"]
@@ -175,6 +175,7 @@ def resolve(argv: list[str], world_size: int = 1) -> TrainConfig:
         if flags[key] is None:
             flags[key] = value
     ours = {key: flags.pop(key) for key in our_flags()}
+    flags["pretrained"] = weights_of(flags["pretrained"])
     size = flags["force_image_size"]
     if isinstance(size, list) and len(size) == 1:
         flags["force_image_size"] = size[0]
@@ -182,6 +183,12 @@ def resolve(argv: list[str], world_size: int = 1) -> TrainConfig:
     config = TrainConfig(model=name, model_cfg=json.loads(cfg), openclip=flags, ours=ours, world_size=world_size)
     _check(config)
     return config
+
+
+def weights_of(pretrained: str) -> str:
+    """The weights in a run's folder, where --pretrained names one; else what was given."""
+    inside = Path(pretrained) / "open_clip_model.safetensors"
+    return str(inside) if pretrained and inside.is_file() else pretrained
 
 
 def _check(config: TrainConfig) -> None:
@@ -248,10 +255,12 @@ def _check(config: TrainConfig) -> None:
 
 
 def _check_transfer(config: TrainConfig, need: Callable[[bool, str], None]) -> None:
-    flags, vision, text = config.openclip, config.model_cfg["vision_cfg"], config.model_cfg["text_cfg"]
+    flags, vision = config.openclip, config.model_cfg["vision_cfg"]
     need(bool(flags["pretrained"]), "--attention-transfer needs --pretrained, the weights of the softmax model")
-    swapped = KEY in vision or KEY in text
-    need(swapped, f"--attention-transfer needs a swapped model, e.g. --model {config.model}+mala")
+    specs = [spec for tower in TOWERS if (spec := tower_spec(config.model_cfg, tower)) is not None]
+    need(bool(specs), f"--attention-transfer needs a swapped model, e.g. --model {config.model}+mala")
+    learns = any(spec["kind"] != "softmax" for spec in specs)
+    need(learns, "--attention-transfer has nothing to teach to softmax itself; leave such runs out")
     alone = ("distill_model", "grad_checkpointing", "torchcompile", "lock_image", "lock_text", "pretrained_image")
     clash = [flag for flag in alone if flags[flag]]
     clash += ["fsdp"] * config.ours["fsdp"] + ["accum_freq"] * (flags["accum_freq"] > 1)

@@ -39,11 +39,28 @@ def check_same_run(run_dir: Path, config: TrainConfig) -> None:
             raise UserError(f"{str(run_dir)!r} holds {', '.join(strange)} but no config.toml; choose another --run-dir")
         return
     there = from_toml(path.read_text(encoding="utf-8"))
-    if there.run_id != config.run_id:
+    if there.run_id != config.run_id and not _never_started(run_dir):
         raise UserError(
             f"{str(run_dir)!r} holds another run, {there.run_id} ({_differences(there, config)}); "
             "choose another --run-dir or --name, or start it with its own flags"
         )
+
+
+def take_over(run_dir: Path, config: TrainConfig) -> None:
+    """Forget how the last attempt failed; a folder whose run failed before its first step becomes this run's."""
+    if _never_started(run_dir):
+        write_text(run_dir / CONFIG, config.to_toml())
+    (run_dir / FAILED).unlink(missing_ok=True)
+
+
+def _never_started(run_dir: Path) -> bool:
+    """Whether the run here failed before its first step: there is nothing to lose, the next start takes its folder."""
+    began = (METRICS, DONE, "open_clip_config.json")
+    return (
+        (run_dir / FAILED).is_file()
+        and not any((run_dir / name).exists() for name in began)
+        and not any((run_dir / "checkpoints").glob("*.pt"))
+    )
 
 
 def _differences(there: TrainConfig, here: TrainConfig) -> str:

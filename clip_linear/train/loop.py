@@ -85,7 +85,7 @@ class Trainer:
         facts = {"code": provenance.commit(), "versions": provenance.versions(), "run": config.run_id}
         facts["shard list"] = shard_names(config) if make_loader is None else ""
         if world.is_first:
-            (self.run_dir / folder.FAILED).unlink(missing_ok=True)
+            folder.take_over(self.run_dir, config)
         table = world.preflight(facts)
         if world.is_first:
             folder.claim(self.run_dir, config, table)
@@ -188,7 +188,7 @@ class Trainer:
         samples = self.step * self.config.global_batch
         row: Row = {"step": self.step, "samples_seen": samples, "epoch": self.step / self.config.steps_per_epoch}
         row |= {"loss": None, "lr": lr, "logit_scale": None, "grad_norm": None}
-        if len(losses) > 2:
+        if len(losses) > 2 or self.parts.transfer is not None:
             row |= {name: value.item() for name, value in losses.items() if name != "loss"}
         row |= self.clock.read() | memory(self.world.device)
         self.faults = add_up(self.world.gather(self.feed.faults))

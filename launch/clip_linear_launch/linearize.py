@@ -9,13 +9,13 @@ usage: clip-linear linearize --model NAME+IMAGE[+TEXT] --pretrained FILE|TAG --t
 
 Attention transfer: the model starts from the softmax weights of --pretrained, and only its swapped attention layers are
 trained, each to give what the softmax layer gives for the same input. The logged loss is the squared error relative to
-softmax's output, image_attention_loss and text_attention_loss its parts: 0 is softmax, 1 is nothing learned.
+softmax's output, image_attention_loss plus text_attention_loss; each is 0 for softmax itself and 1 for no output.
 
 FLAGS are those of clip-linear train (clip-linear train --help); a run is killed, resumed, spread over ranks and
 evaluated (--eval-data) like any other. Patch dropout is off. Afterwards train the whole model a little, to let the
 layers learn to work together:
 
-  clip-linear train --model NAME+IMAGE[+TEXT] --pretrained RUN/open_clip_model.safetensors --train-data … --lr …
+  clip-linear train --model NAME+IMAGE[+TEXT] --pretrained RUN --train-data … --lr …
 
 Without training at all: clip-linear convert softmax.
 """

@@ -16,7 +16,7 @@ def missing_data(sweep: Sweep, runs: list[Run]) -> list[str]:
     """Training data and [eval] datasets that cannot be seen from this machine (the nodes may see others)."""
     found = []
     with contextlib.chdir(sweep.here):
-        for data in dict.fromkeys(r.argv[r.argv.index("--train-data") + 1] for r in runs if "--train-data" in r.argv):
+        for data in _given(runs, "--train-data"):
             try:
                 first = expand(data)[0]
                 if scheme(first) or Path(first).exists():
@@ -25,7 +25,15 @@ def missing_data(sweep: Sweep, runs: list[Run]) -> list[str]:
             except UserError as error:
                 reason = str(error)
             found.append(f"train-data {data!r} cannot be seen from here: {reason}")
+        for weights in _given(runs, "--pretrained"):
+            if ("/" in weights or Path(weights).suffix) and not scheme(weights) and not Path(weights).exists():
+                found.append(f"pretrained {weights!r} cannot be seen from here: it does not exist")
         for path in sweep.eval.datasets:
             if ("/" in path or path.startswith(".")) and not scheme(path) and not Path(path).exists():
                 found.append(f"[eval] dataset {path!r} cannot be seen from here: it does not exist")
     return found
+
+
+def _given(runs: list[Run], flag: str) -> list[str]:
+    """The values of a flag over all runs, each once."""
+    return list(dict.fromkeys(r.argv[r.argv.index(flag) + 1] for r in runs if flag in r.argv))

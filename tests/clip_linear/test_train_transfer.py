@@ -1,16 +1,19 @@
 """Attention transfer: what is trained, by which loss, from which weights; and that a killed run continues."""
 
 import copy
+import json
 
 import pytest
 import torch
 
 import clip_linear
 from clip_linear.errors import UserError
+from clip_linear.export import export_swapped
 from clip_linear.train.loop import train
 from clip_linear.train.transfer import AttentionTransfer
 from clip_linear_launch import linearize
 from tests.clip_linear.train_helpers import (
+    MINI,
     FakeLoader,
     codes,
     config,
@@ -80,9 +83,46 @@ def test_the_loss_is_that_of_each_layer_on_softmaxs_own_input(tmp_path, softmax)
 
 
 def test_softmax_has_nothing_to_learn(tmp_path, softmax):
-    cfg = transferred(tmp_path, model_suffix="+softmax+softmax", samples=8, lr=1e-9)
-    assert train(cfg, make_loader=FakeLoader) == 0
-    assert rows(cfg.run_dir)[0]["loss"] < 1e-9
+    student = clip_linear.create_model(write_model(tmp_path) + "+softmax+softmax")
+    student.load_state_dict(softmax.state_dict())
+    losses = AttentionTransfer(student, softmax)(student, *global_batch(0, 4))
+    assert all(loss.item() < 1e-9 for loss in losses.values())
+
+
+def test_a_run_folder_is_its_weights_and_linear_weights_are_no_teacher(tmp_path, softmax):
+    """And a run that failed before its first step does not keep its folder from the corrected command."""
+    teacher = config(tmp_path, model_suffix="", samples=16, run_dir=tmp_path / "teacher")
+    assert train(teacher, make_loader=FakeLoader) == 0
+    flags = ["--attention-transfer", "--pretrained"]
+    good = config(tmp_path, *flags, str(teacher.run_dir), model_suffix="+mala", samples=16)
+    assert good.pretrained == str(teacher.run_dir / "open_clip_model.safetensors")
+    assert train(good, make_loader=FakeLoader) == 0
+    assert set(rows(good.run_dir)[0]) > {"loss", "image_attention_loss"}
+    again = config(tmp_path, *flags, str(good.run_dir), model_suffix="+mala", samples=16, run_dir=tmp_path / "again")
+    with pytest.raises(UserError, match="linear attention already"):
+        train(again, make_loader=FakeLoader)
+    with pytest.raises(UserError, match="linear attention already"):
+        export_swapped(write_model(tmp_path) + "+mala", str(good.run_dir), tmp_path / "exported")
+    mended = config(tmp_path, *flags, str(teacher.run_dir), model_suffix="+mala", samples=16, run_dir=again.run_dir)
+    assert mended.run_id != again.run_id and train(mended, make_loader=FakeLoader) == 0
+    with pytest.raises(UserError, match="holds another run"):
+        train(again, make_loader=FakeLoader)
+
+
+@pytest.mark.parametrize("suffix", ["", "+mala"])
+def test_weights_of_another_model_are_one_line(tmp_path, softmax, suffix):
+    wide = {"vision_cfg": MINI["vision_cfg"] | {"width": 32}, "text_cfg": MINI["text_cfg"] | {"width": 32}}
+    (tmp_path / "ViT-wide-test.json").write_text(json.dumps(MINI | wide))
+    path = str(tmp_path / "ViT-wide-test.json") + suffix
+    cfg = config(tmp_path, "--pretrained", str(tmp_path / "softmax.pt"), model=path, model_suffix="")
+    with pytest.raises(UserError, match=r"softmax\.pt' does not fit ViT-wide-test") as error:
+        train(cfg, make_loader=FakeLoader)
+    assert "\n" not in str(error.value)
+    linear = clip_linear.create_model(write_model(tmp_path) + "+mala")
+    torch.save(linear.state_dict(), tmp_path / "linear.pt")
+    cfg = config(tmp_path, "--pretrained", str(tmp_path / "linear.pt"), model_suffix="", run_dir=tmp_path / "other")
+    with pytest.raises(UserError, match=r"add its variants"):
+        train(cfg, make_loader=FakeLoader)
 
 
 def test_two_ranks_are_the_doubled_batch_and_a_stopped_run_continues(tmp_path, softmax):
@@ -107,6 +147,7 @@ def test_two_ranks_are_the_doubled_batch_and_a_stopped_run_continues(tmp_path, s
         (["--lock-image"], {}, "--lock-image"),
         ([], {"accum_freq": 2}, "--accum-freq"),
         ([], {"model_suffix": ""}, "swapped model"),
+        ([], {"model_suffix": "+softmax"}, "nothing to teach"),
         ([], {"force_patch_dropout": 0.5}, "--force-patch-dropout 0"),
         (["--pretrained", ""], {}, "--pretrained"),
     ],

@@ -171,7 +171,7 @@ def test_every_field_is_documented():
 
 
 def test_data_that_is_not_there_is_said(bench):
-    bench.write(more='[eval]\ndatasets = ["data/eval", "mnist"]')
+    bench.write(more='[eval]\ndatasets = ["data/eval", "mnist"]', base='pretrained = "data/soft.pt"')
     (bench.folder / "data" / "0.tar").unlink()
     for action in (["plan"], ["run", "--dry-run"]):
         said = bench.launch(*action)
@@ -179,4 +179,6 @@ def test_data_that_is_not_there_is_said(bench):
         assert "dataset 'data/eval'" in said and "mnist" not in said.split("warning", 1)[1].split("\n")[1]
     (bench.folder / "data" / "eval").mkdir()
     (bench.folder / "data" / "0.tar").touch()
+    assert "warning: pretrained 'data/soft.pt' cannot be seen from here" in bench.launch("plan")
+    (bench.folder / "data" / "soft.pt").touch()
     assert "cannot be seen" not in bench.launch("plan")
