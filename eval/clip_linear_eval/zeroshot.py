@@ -156,5 +156,5 @@ def _classify(
     rows = classification_rows(data, scores, settings, {**info, "classifier_s": built})
     notes, chance = list(data.notes), 1 / len(data.names)
     if len(data.names) > 1 and rows[0]["n"] >= 100 and rows[0]["ci_low"] <= chance:
-        notes.append(f"top-1 cannot be told from chance ({100 * chance:.2f} %): is this the model, and are these the names?")
+        notes.append(f"top-1 may be chance ({100 * chance:.2f} %): is this the model, and are these the names?")
     return Evaluation(rows=rows, data=data, scores=scores, notes=notes)

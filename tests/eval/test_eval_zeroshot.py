@@ -162,7 +162,7 @@ def test_a_model_at_chance_is_pointed_out(clip, tmp_path: Path) -> None:
     root = write_folder(tmp_path / "set", [str(i) for i in range(len(NAMES))], 15, NAMES)
     evaluation = measure(*clip, root, Settings())
     assert evaluation.rows[0]["ci_low"] <= 1 / 7
-    assert any("cannot be told from chance (14.29 %)" in note for note in evaluation.notes)
+    assert any("may be chance (14.29 %)" in note for note in evaluation.notes)
     # Names that fit what the model says: the class of each picture is what it is taken for.
     assert evaluation.scores is not None
     for i, top in zip(evaluation.scores.index, evaluation.scores.top[:, 0]):
