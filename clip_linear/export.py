@@ -9,12 +9,11 @@ from typing import Any
 import torch
 
 from clip_linear.errors import UserError
-from clip_linear.factory import create_model, weights_that_fit
+from clip_linear.factory import create_model, weights_of, weights_that_fit
 from clip_linear.files import write_json
 from clip_linear.marker import need_softmax_weights
 from clip_linear.names import model_config
 from clip_linear.train.checkpoint import OPENCLIP_CONFIG, WEIGHTS, write_weights
-from clip_linear.train.config import weights_of
 
 
 def export_swapped(model: str, pretrained: str, out: Path, seed: int = 0) -> int:

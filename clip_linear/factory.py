@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 from torch import nn
@@ -43,6 +44,12 @@ def misspelt_keys(model: str) -> Iterator[None]:
             raise
         key = str(error).rsplit(" ", 1)[-1]
         raise UserError(f"the config of {model} has {key}, which OpenCLIP does not know there; correct it") from error
+
+
+def weights_of(pretrained: str) -> str:
+    """The weights in a run's folder, where --pretrained names one; else what was given."""
+    inside = Path(pretrained) / "open_clip_model.safetensors"
+    return str(inside) if pretrained and inside.is_file() else pretrained
 
 
 @contextlib.contextmanager

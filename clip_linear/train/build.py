@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from clip_linear.errors import UserError
-from clip_linear.factory import misspelt_keys, weights_that_fit
+from clip_linear.factory import misspelt_keys, weights_of, weights_that_fit
 from clip_linear.files import write_bytes, write_json
 from clip_linear.marker import need_softmax_weights
 from clip_linear.train.config import TrainConfig
@@ -58,19 +58,19 @@ def build(config: TrainConfig, device: torch.device) -> Parts:
     register()
     name = config.model.replace("/", "-")
     add_config(name, config.model_cfg)
-    flags = config.openclip
-    _check_pretrained(flags["model"], flags["pretrained"])
-    known = weights_that_fit(config.model, flags["pretrained"])
-    with misspelt_keys(config.model), known, _expecting_random_weights(not flags["pretrained"]):
+    flags, pretrained = config.openclip, weights_of(config.pretrained)
+    _check_pretrained(flags["model"], pretrained)
+    known = weights_that_fit(config.model, pretrained)
+    with misspelt_keys(config.model), known, _expecting_random_weights(not pretrained):
         model, train, val = open_clip.create_model_and_transforms(
             name,
-            flags["pretrained"],
+            pretrained,
             device=device,
             output_dict=True,
             **{k: flags[k] for k in _PASSED_ON},
             **model_kwargs(config),
         )
-    if not flags["pretrained"]:
+    if not pretrained:
         _initialise_decoder(model)
     tokenizer = open_clip.get_tokenizer(
         name, cache_dir=flags["cache_dir"], context_length=flags["force_context_length"]
@@ -152,6 +152,8 @@ def _check_pretrained(model: str, pretrained: str) -> None:
 
     if not pretrained or Path(pretrained).is_file():
         return
+    if Path(pretrained).is_dir():
+        raise UserError(f"--pretrained {pretrained!r} is a folder without open_clip_model.safetensors; give a run's")
     tags = open_clip.list_pretrained_tags_by_model(model.split("+")[0])
     if pretrained.lower().replace("-", "_") not in [t.lower().replace("-", "_") for t in tags]:
         known = f"its tags: {', '.join(tags)}" if tags else "it has no tags"

@@ -175,7 +175,6 @@ def resolve(argv: list[str], world_size: int = 1) -> TrainConfig:
         if flags[key] is None:
             flags[key] = value
     ours = {key: flags.pop(key) for key in our_flags()}
-    flags["pretrained"] = weights_of(flags["pretrained"])
     size = flags["force_image_size"]
     if isinstance(size, list) and len(size) == 1:
         flags["force_image_size"] = size[0]
@@ -183,12 +182,6 @@ def resolve(argv: list[str], world_size: int = 1) -> TrainConfig:
     config = TrainConfig(model=name, model_cfg=json.loads(cfg), openclip=flags, ours=ours, world_size=world_size)
     _check(config)
     return config
-
-
-def weights_of(pretrained: str) -> str:
-    """The weights in a run's folder, where --pretrained names one; else what was given."""
-    inside = Path(pretrained) / "open_clip_model.safetensors"
-    return str(inside) if pretrained and inside.is_file() else pretrained
 
 
 def _check(config: TrainConfig) -> None:
