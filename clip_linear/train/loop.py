@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import logging
 import os
 import time
@@ -13,7 +15,7 @@ from torch import Tensor
 
 from clip_linear import provenance
 from clip_linear.data.state import add_up
-from clip_linear.errors import UserError
+from clip_linear.errors import RunError, UserError
 from clip_linear.files import write_json
 from clip_linear.train import checkpoint, evaluating, folder, rng, saving
 from clip_linear.train.build import build, make_loss, make_optimizer, make_schedule, write_open_clip_config
@@ -127,6 +129,14 @@ class Trainer:
             code = self._train()
         except Exception as error:
             reason = f"{type(error).__name__}: {error}"
+            if self.world.is_first:
+                with contextlib.suppress(RunError):  # a checkpoint that is being written is not lost with the run
+                    self.writer.wait()
+            if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS):
+                raise RunError(
+                    f"cannot write {error.filename or self.run_dir} ({error.strerror}); the earlier checkpoints are "
+                    "untouched: make room, then start the same command again"
+                ) from error
             raise
         finally:
             self.watch.stop()

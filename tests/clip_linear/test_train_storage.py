@@ -1,14 +1,16 @@
 """A disk that is full, a folder that may not be written: a clear message, and the earlier checkpoints stay."""
 
+import errno
 import json
 import os
 import subprocess
 import sys
+import time
 
 import pytest
 
 from clip_linear.errors import RunError
-from clip_linear.train import checkpoint
+from clip_linear.train import checkpoint, report
 from clip_linear.train.loop import train
 from tests.clip_linear.train_helpers import FakeLoader, argv, config, rows, same_bits, weights
 
@@ -54,7 +56,7 @@ def test_a_full_disk_keeps_the_earlier_checkpoint(tmp_path, small_disk):
     cfg = config(tmp_path, run_dir=small_disk / "run", save_every_steps=4, keep_last=9)
     whole = config(tmp_path, run_dir=tmp_path / "whole", save_every_steps=4)
     assert train(whole, make_loader=FakeLoader) == 0
-    with pytest.raises(RunError, match=r"cannot write a checkpoint under .*the earlier ones are untouched"):
+    with pytest.raises(RunError, match=r"cannot write .*the earlier (ones|checkpoints) are untouched"):
         train(cfg, make_loader=FakeLoader)
     kept = checkpoint.steps_on_disk(cfg.run_dir)
     assert kept and all(not checkpoint.damage(checkpoint.path_of(cfg.run_dir, step)) for step in kept)
@@ -63,6 +65,25 @@ def test_a_full_disk_keeps_the_earlier_checkpoint(tmp_path, small_disk):
     assert train(cfg, make_loader=FakeLoader) == 0
     assert rows(cfg.run_dir) == rows(whole.run_dir)
     assert same_bits(weights(cfg.run_dir, 12), weights(whole.run_dir, 12))
+
+
+def test_a_disk_that_is_full_for_the_metrics_loses_no_checkpoint(tmp_path, monkeypatch):
+    """While a checkpoint is being written, its own temporary file may be what fills the disk."""
+    cfg = config(tmp_path, save_every_steps=4)
+    write, real = checkpoint.Writer._write, report.append_jsonl
+
+    def full(path, *lines):
+        if lines[0].get("step") == 5:
+            raise OSError(errno.ENOSPC, "No space left on device", str(path))
+        real(path, *lines)
+
+    monkeypatch.setattr(checkpoint.Writer, "_write", lambda *args: (time.sleep(0.5), write(*args)))
+    monkeypatch.setattr(report, "append_jsonl", full)
+    with pytest.raises(RunError, match=r"cannot write .*metrics.jsonl .*checkpoints are untouched"):
+        train(cfg, make_loader=FakeLoader)
+    assert checkpoint.steps_on_disk(cfg.run_dir) == [4]
+    monkeypatch.undo()
+    assert train(cfg, make_loader=FakeLoader) == 0
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounting needs root; run as root to test a read-only folder")
