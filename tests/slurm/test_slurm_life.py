@@ -1,7 +1,6 @@
 """What clusters do to jobs: time limits, preemption, requeues, dead nodes and ranks. Nothing is lost or repeated."""
 
 import itertools
-import os
 import subprocess
 from pathlib import Path
 
@@ -123,10 +122,6 @@ def test_no_progress_ends_in_failed(cluster):
     assert "0 to start" in cluster.launch("run")
 
 
-@pytest.mark.skipif(
-    os.environ.get("CLIP_LINEAR_NODE_DEATH") != "1",
-    reason="how soon Slurm gives a revived node its job back differs from run to run; set CLIP_LINEAR_NODE_DEATH=1",
-)
 @pytest.mark.timeout(400)
 def test_a_dead_node(cluster):
     cluster.write(how="step_s=0.2,save_every=1", samples=64 * 100, resources='nodelist = "node4"')
@@ -145,8 +140,19 @@ def test_a_dead_node(cluster):
         assert "0 to start" in cluster.launch("run")
     finally:
         revive_node("node4")
-    finished_exactly(cluster, 100, timeout_s=200)
-    assert classes(cluster) == ["infrastructure", "done"]
+
+    # Slurm was seen to kill the requeued job's step ten seconds after the node's return; it calls that a failure and
+    # requeues it no more. Then the next `run` must go on.
+    def ended():
+        (status,) = cluster.status()
+        if status["state"] == "INTERRUPTED":
+            assert "1 to start" in cluster.launch("run")
+        return status["state"] == "DONE"
+
+    cluster.until(ended, "the end of the run", 250, 1.0)
+    finished_exactly(cluster, 100)
+    *earlier, last = classes(cluster)
+    assert last == "done" and set(earlier) == {"infrastructure"}
     assert "killed together with its worker" in cluster.attempts()[0]["reason"]
 
 
