@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import importlib.util
 import logging
 import os
 import sys
-from collections.abc import Iterator
-from typing import NoReturn
 
 # name -> (module whose main(argv) -> int is the command, one line). This table is the only upward reference.
 COMMANDS: dict[str, tuple[str, str]] = {
@@ -62,8 +59,7 @@ def main(argv: list[str] | None = None) -> int:
                 "command", argv[0], [c for c in COMMANDS if _exists(COMMANDS[c][0])], "run: clip-linear --help"
             )
         module = importlib.import_module(COMMANDS[argv[0]][0])
-        with _usage_in_one_line():
-            return int(module.main(argv[1:]) or 0)
+        return int(module.main(argv[1:]) or 0)
     except UserError as error:
         return _fail(name, error, 2)
     except RunError as error:
@@ -79,32 +75,6 @@ def main(argv: list[str] | None = None) -> int:
         raise
     except KeyboardInterrupt:
         return 130
-
-
-@contextlib.contextmanager
-def _usage_in_one_line() -> Iterator[None]:
-    """A wrong flag is a mistake like any other: one line with the nearest flags, not the whole usage.
-
-    For all parsers at once, since the trainer's is OpenCLIP's own.
-    """
-    import argparse
-
-    from clip_linear.errors import UserError
-
-    def error(parser: argparse.ArgumentParser, message: str) -> NoReturn:
-        import difflib
-
-        flag = message.removeprefix("unrecognized arguments: ").split("=")[0].split(" ")[0]
-        near = difflib.get_close_matches(flag, parser._option_string_actions) if flag.startswith("-") else []
-        hint = f" (did you mean {' or '.join(near)}?)" if near else ""
-        raise UserError(f"{message}{hint}; run: {parser.prog} --help")
-
-    before = argparse.ArgumentParser.error
-    argparse.ArgumentParser.error = error  # type: ignore[method-assign, assignment]
-    try:
-        yield
-    finally:
-        argparse.ArgumentParser.error = before  # type: ignore[method-assign]
 
 
 def _fail(command: str, error: Exception, code: int) -> int:

@@ -1,10 +1,25 @@
-"""Numbers of the command line with their limits: ``type=integer(1)`` in argparse."""
+"""The parser of every command, and numbers of the command line with their limits: ``type=integer(1)``."""
 
 from __future__ import annotations
 
 import argparse
+import difflib
 import math
 from collections.abc import Callable
+from typing import NoReturn
+
+from clip_linear.errors import UserError
+
+
+class Parser(argparse.ArgumentParser):
+    """argparse's, but a wrong flag is a UserError like any other mistake: one line with the nearest flags."""
+
+    def error(self, message: str) -> NoReturn:
+        """Raise UserError instead of printing the whole usage and exiting."""
+        flag = message.removeprefix("unrecognized arguments: ").split("=")[0].split(" ")[0]
+        near = difflib.get_close_matches(flag, self._option_string_actions) if flag.startswith("-") else []
+        hint = f" (did you mean {' or '.join(near)}?)" if near else ""
+        raise UserError(f"{message}{hint}; run: {self.prog} --help")
 
 
 def integer(least: int) -> Callable[[str], int]:

@@ -7,10 +7,12 @@ import json
 import sys
 from pathlib import Path
 
+from clip_linear.flags import Parser
+
 
 def build_parser() -> argparse.ArgumentParser:
     """The command's arguments."""
-    parser = argparse.ArgumentParser(prog="clip-linear convert", description="Weights of others in our models.")
+    parser = Parser(prog="clip-linear convert", description="Weights of others in our models.")
     kinds = parser.add_subparsers(dest="kind", required=True, metavar="KIND")
     official = kinds.add_parser(
         "official",

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from clip_linear.data.decode import MAX_IMAGE_PIXELS
 from clip_linear.errors import UserError
-from clip_linear.flags import integer, number
+from clip_linear.flags import Parser, integer, number
 
 if TYPE_CHECKING:
     from clip_linear.data.check import ShardReport
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 def build_parser() -> argparse.ArgumentParser:
     """The parser of ``clip-linear data``."""
-    parser = argparse.ArgumentParser(prog="clip-linear data", description="Scan image–text shards, or write them.")
+    parser = Parser(prog="clip-linear data", description="Scan image–text shards, or write them.")
     commands = parser.add_subparsers(dest="command", required=True, metavar="check|write")
     check = commands.add_parser(
         "check", help="scan shards: good samples, faults by reason, histograms, duplicates",

@@ -7,10 +7,12 @@ import json
 import sys
 from typing import Any
 
+from clip_linear.flags import Parser
+
 
 def build_parser() -> argparse.ArgumentParser:
     """The parser of ``clip-linear doctor``."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="clip-linear doctor",
         description="Versions, devices, the attention backend of each device and dtype with its reason, and the state "
         "of the CPU kernel, which is built now if it has not been.",

@@ -6,13 +6,15 @@ import argparse
 import dataclasses
 import json
 
+from clip_linear.flags import Parser
+
 KINDS = ("variants", "models", "backbones")
 WIDTH, HEADS = 768, 12  # of ViT-B, for which the tables give parameters and state
 
 
 def build_parser() -> argparse.ArgumentParser:
     """The command's arguments."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="clip-linear list", description="What there is: attention variants, OpenCLIP models, backbones."
     )
     parser.add_argument(

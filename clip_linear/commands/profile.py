@@ -6,10 +6,12 @@ import argparse
 import dataclasses
 import json
 
+from clip_linear.flags import Parser
+
 
 def build_parser() -> argparse.ArgumentParser:
     """The command's arguments."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="clip-linear profile",
         description="Parameters, 1e9 multiply-accumulates of one forward pass and attention state of each tower. "
         "'core' is the share of the attention equations in a tower's multiply-accumulates; 'state' is how many "

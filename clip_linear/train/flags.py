@@ -12,6 +12,7 @@ from types import SimpleNamespace
 from typing import Any, NoReturn
 
 from clip_linear.errors import UserError, unknown
+from clip_linear.flags import Parser
 
 SECOND_DOOR = "OpenCLIP's own trainer has it: python -m clip_linear.run open_clip_train.main …"
 # OpenCLIP's flags that this trainer honours; any other one, also of a later OpenCLIP, is refused unless left alone.
@@ -61,14 +62,11 @@ OTHER_NAMES = {
 }
 
 
-class _Parser(argparse.ArgumentParser):
-    """Raises UserError with one line instead of printing OpenCLIP's long usage and exiting."""
+class _Parser(Parser):
+    """What OpenCLIP's parser becomes: a flag is written out, since a later OpenCLIP may have longer ones."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **{"allow_abbrev": False} | kwargs)
-
-    def error(self, message: str) -> NoReturn:
-        raise UserError(f"{message}; run: clip-linear train --help")
 
 
 class _Built(Exception):

@@ -6,12 +6,14 @@ import argparse
 import sys
 from typing import Any
 
+from clip_linear.flags import Parser
+
 TYPES = ("auto", "imagefolder", "wds", "parquet", "csv", "retrieval")
 
 
 def parser() -> argparse.ArgumentParser:
     """The command's flags; needs neither torch nor open_clip."""
-    p = argparse.ArgumentParser(
+    p = Parser(
         prog="clip-linear eval",
         description="Zero-shot classification and retrieval. Names and templates come from the set's own files "
         "(classnames.txt, zeroshot_classification_templates.txt) unless given.",

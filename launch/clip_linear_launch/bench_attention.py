@@ -9,13 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from clip_linear.errors import RunError, UserError
+from clip_linear.flags import Parser
 
 QUICK = {"variants": ["affine_eq7", "mala"], "lengths": [197, 1024, 4096], "budget_s": 0.15}
 
 
 def build_parser() -> argparse.ArgumentParser:
     """The parser of ``clip-linear bench attention``."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="clip-linear bench attention",
         description="Time and memory of attention: variants on the chosen backend and in plain torch operators, beside "
         "fused (SDPA) and naive softmax, in turns. Speed is printed only after outputs and gradients agree with the "

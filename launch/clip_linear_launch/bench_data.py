@@ -16,11 +16,12 @@ from pathlib import Path
 from typing import Any
 
 from clip_linear.errors import RunError, UserError
+from clip_linear.flags import Parser
 
 
 def build_parser() -> argparse.ArgumentParser:
     """The parser of ``clip-linear bench data``."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="clip-linear bench data",
         description="Samples a second of our reader and of OpenCLIP's, in turns, with the same transform and "
         "tokenizer. First both must give the same pixels and tokens for every sample.",

@@ -20,13 +20,14 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from clip_linear.errors import RunError, UserError
+from clip_linear.flags import Parser
 
 MARGIN = 1e-4  # of cosine similarity; nearer ties may fall either way when batches are cut differently
 
 
 def build_parser() -> argparse.ArgumentParser:
     """The parser of ``clip-linear bench eval``."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="clip-linear bench eval",
         description="Seconds to build the classifier and to evaluate, in turns with OpenCLIP's zero-shot and with "
         "CLIP_benchmark (pip install 'clip-linear[peers]'). First all must give the same predictions.",

@@ -21,6 +21,7 @@ from typing import Any
 
 from clip_linear import provenance
 from clip_linear.errors import RunError
+from clip_linear.flags import Parser
 
 _GATE_STEPS = 5
 _GATE_RTOL = 1e-5
@@ -28,7 +29,7 @@ _GATE_RTOL = 1e-5
 
 def parser() -> argparse.ArgumentParser:
     """The flags."""
-    p = argparse.ArgumentParser(prog="clip-linear bench train", description=__doc__.split("\n")[0])
+    p = Parser(prog="clip-linear bench train", description=__doc__.split("\n")[0])
     p.add_argument("--model", default="ViT-S-32+mala+mala", help="as in clip-linear train")
     p.add_argument("--batch-size", type=int, default=32)
     p.add_argument("--steps", type=int, default=4, help="steps in a block; blocks of both sides alternate")

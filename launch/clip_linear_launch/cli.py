@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 import sys
 
+from clip_linear.flags import Parser
+
 _HELP = {
     "plan": "the runs of a sweep as a table, with costs; starts nothing",
     "run": "start what is due: new, interrupted, lost and retriable runs; finished and live ones are left",
@@ -28,7 +30,7 @@ def main(argv: list[str]) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="clip-linear launch", description="Sweeps over models, variants and samples seen: here or on a cluster."
     )
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")

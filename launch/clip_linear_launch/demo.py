@@ -11,6 +11,7 @@ from pathlib import Path
 
 from clip_linear.errors import RunError, UserError, unknown
 from clip_linear.files import write_text
+from clip_linear.flags import Parser
 from clip_linear.provenance import available_cores
 
 SWEEP = "sweep.toml"
@@ -69,7 +70,7 @@ def say(text: str) -> None:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="clip-linear demo",
         description="Train small softmax and linear-attention CLIP models on embedded emoji, measure zero-shot "
         "accuracy on a design team never trained on, fit power laws and write report.html. Ten minutes on two cores; "

@@ -8,13 +8,15 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from clip_linear.flags import Parser
+
 FORMS = ("power", "saturating", "shifted", "chinchilla", "isoflop", "auto")
 OBJECTIVES = ("gaussian", "huber", "chinchilla", "l1", "linear")
 FRONTIERS = ("none", "pareto", "cherti", "nezhurina")
 
 
 def parser() -> argparse.ArgumentParser:
-    p = argparse.ArgumentParser(
+    p = Parser(
         prog="clip-linear fit",
         description="Power laws of rows, one per group, with intervals and comparison; writes fit.json.",
         epilog="forms: power y = A x^-alpha; saturating E + A x^-alpha; shifted E + A (x + B)^-alpha; chinchilla "

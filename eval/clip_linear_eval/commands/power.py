@@ -6,9 +6,11 @@ import argparse
 import dataclasses
 import json
 
+from clip_linear.flags import Parser
+
 
 def parser() -> argparse.ArgumentParser:
-    p = argparse.ArgumentParser(prog="clip-linear power", description=__doc__)
+    p = Parser(prog="clip-linear power", description=__doc__)
     p.add_argument("--sizes", required=True, metavar="X,…", help="sizes of the sweep, e.g. 22e6,86e6,304e6")
     p.add_argument(
         "--noise", required=True, type=float, metavar="SD", help="sd of ln y between seeds, e.g. 0.02 for 2 %%"

@@ -5,9 +5,11 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from clip_linear.flags import Parser
+
 
 def parser() -> argparse.ArgumentParser:
-    p = argparse.ArgumentParser(prog="clip-linear report", description=__doc__)
+    p = Parser(prog="clip-linear report", description=__doc__)
     p.add_argument("source", metavar="DIR|ROWS", type=Path, help="a sweep's folder (rows.csv, fit.json, runs/) or rows")
     p.add_argument(
         "--fit", type=Path, metavar="FIT.json", help="the fit to show (default: DIR/fit.json, else fits made here)"
